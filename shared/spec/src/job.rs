@@ -1,0 +1,394 @@
+//! The job spec's sections as types. Key names are NeMo AutoModel's wherever it has one.
+//!
+//! These types are what daemons work with: resolved, checked, with every default filled in. Parsing with positions,
+//! overrides and the checks across fields live beside them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// One training run, from `job.yaml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Name of the run: letters, digits, `.`, `_`, `-`.
+    pub name: String,
+    /// POSIX directory that all nodes see. Absolute once resolved.
+    pub run_dir: PathBuf,
+    /// Seed of weights and dropout.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Same bits after any restart at the same layout (P4). Defaults to true on CPU.
+    #[serde(default = "yes")]
+    pub deterministic: bool,
+    /// How many workers, on what.
+    #[serde(default)]
+    pub resources: Resources,
+    /// The architecture and its initial weights.
+    pub model: Model,
+    /// Training data.
+    pub dataset: Dataset,
+    /// Validation sets by name: `validation_dataset` is "default", `validation_dataset_web` is "web".
+    #[serde(default)]
+    pub validation_datasets: BTreeMap<String, ValidationDataset>,
+    /// Batch sizes and what happens every so many steps.
+    pub step_scheduler: StepScheduler,
+    /// How the model is spread over ranks.
+    #[serde(default)]
+    pub distributed: Distributed,
+    /// Compute precision.
+    #[serde(default)]
+    pub precision: Precision,
+    /// The optimizer.
+    #[serde(default)]
+    pub optimizer: Optimizer,
+    /// Learning-rate schedule.
+    #[serde(default)]
+    pub lr_scheduler: LrScheduler,
+    /// Gradient clipping.
+    #[serde(default)]
+    pub clip_grad_norm: ClipGradNorm,
+    /// How the loss is computed.
+    #[serde(default)]
+    pub loss_fn: LossFn,
+    /// Checkpoints.
+    #[serde(default)]
+    pub checkpoint: Checkpoint,
+    /// Restarts and what to do about non-finite losses.
+    #[serde(default)]
+    pub fault_tolerance: FaultTolerance,
+    /// Process-group settings.
+    #[serde(default)]
+    pub dist_env: DistEnv,
+}
+
+/// `resources`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Resources {
+    /// World size: one worker is one rank.
+    pub workers: u32,
+    /// `cpu` or `cuda`.
+    pub device: Device,
+    /// Intra-op threads of each rank; resolved at submit to max(1, cores ÷ workers on the node).
+    pub threads_per_worker: Option<u32>,
+}
+
+/// Where tensors live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// Gloo, host memory.
+    #[default]
+    Cpu,
+    /// NCCL, one GPU a rank.
+    Cuda,
+}
+
+/// `model`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Path of a Hugging Face `config.json`, or the same keys inline.
+    pub config: ModelConfigSource,
+    /// `random`; a Hugging Face directory arrives with issue 7's loader.
+    #[serde(default)]
+    pub init: ModelInit,
+}
+
+/// Where the architecture comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ModelConfigSource {
+    /// A file; resolving replaces it by its contents.
+    Path(PathBuf),
+    /// The keys of `config.json` inline.
+    Inline(serde_json::Map<String, serde_json::Value>),
+}
+
+/// Initial weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelInit {
+    /// The architecture's own initialisation from `seed`.
+    #[default]
+    Random,
+}
+
+/// `dataset`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dataset {
+    /// Prefixes of `.bin/.idx` pairs, with optional weights.
+    pub paths: Vec<WeightedPath>,
+    /// Where index caches go; default `<prefix>/cache`.
+    #[serde(default)]
+    pub index_mapping_dir: Option<PathBuf>,
+    /// Directory with `tokenizer.json`, or the file.
+    #[serde(default)]
+    pub tokenizer: Option<PathBuf>,
+    /// Tokens per sample.
+    pub seq_length: u32,
+    /// Train, validation and test shares, for example `99,1,0`.
+    #[serde(default = "default_split")]
+    pub split: String,
+    /// Seed of the shuffles.
+    #[serde(default = "default_data_seed")]
+    pub seed: u32,
+}
+
+/// One corpus of a blend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightedPath {
+    /// Prefix without `.bin`/`.idx`.
+    pub prefix: PathBuf,
+    /// Sampling weight; all or none of a blend have one.
+    #[serde(default)]
+    pub weight: Option<f64>,
+}
+
+/// `validation_dataset[_name]`: what it does not say it inherits from `dataset`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ValidationDataset {
+    /// The data; the split's second share is read.
+    #[serde(flatten)]
+    pub dataset: Dataset,
+    /// Samples of one evaluation; default (max_steps ÷ val_every_steps) · global_batch_size.
+    pub num_val_samples: Option<u64>,
+}
+
+/// `step_scheduler`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepScheduler {
+    /// Sequences per optimizer step over all ranks.
+    #[serde(default = "default_global_batch")]
+    pub global_batch_size: u32,
+    /// Sequences per micro-batch.
+    #[serde(default = "one")]
+    pub local_batch_size: u32,
+    /// Optimizer steps of the whole run: the horizon of schedule and sample index.
+    pub max_steps: u64,
+    /// Save every so many steps.
+    #[serde(default = "default_ckpt_every")]
+    pub ckpt_every_steps: u64,
+    /// Validate every so many steps; a checkpoint step always validates.
+    #[serde(default)]
+    pub val_every_steps: Option<u64>,
+}
+
+/// `distributed`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Distributed {
+    /// `ddp`.
+    pub strategy: Strategy,
+}
+
+/// Data-parallel strategy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Replicated weights, reduced gradients.
+    #[default]
+    Ddp,
+}
+
+/// `precision`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats throughout.
+    #[default]
+    Fp32,
+    /// bf16 compute with fp32 master weights.
+    Bf16,
+}
+
+/// `optimizer`: AdamW with fp32 state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Optimizer {
+    /// `adamw`.
+    pub name: OptimizerName,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Decay rates of the two moments.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Which parameters decay: `all` (NeMo AutoModel's rule) or `matrices` (llm.c's: two-dimensional ones).
+    pub decay: DecayRule,
+}
+
+/// Known optimizers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// Loshchilov & Hutter, decoupled weight decay.
+    #[default]
+    Adamw,
+}
+
+/// Which parameters get weight decay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecayRule {
+    /// Every parameter.
+    #[default]
+    All,
+    /// Parameters of two or more dimensions.
+    Matrices,
+}
+
+/// `lr_scheduler`, Megatron's OptimizerParamScheduler. Unset values resolve to the defaults that each names.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LrScheduler {
+    /// `cosine` by default.
+    pub lr_decay_style: LrDecayStyle,
+    /// Default min(1000, max_steps ÷ 10).
+    pub lr_warmup_steps: Option<u64>,
+    /// Default max_steps.
+    pub lr_decay_steps: Option<u64>,
+    /// Default 0.1 · lr.
+    pub init_lr: Option<f64>,
+    /// Default optimizer.lr.
+    pub max_lr: Option<f64>,
+    /// Default 0.01 · lr.
+    pub min_lr: Option<f64>,
+}
+
+/// Shape of the decay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LrDecayStyle {
+    /// max_lr after the warm-up.
+    Constant,
+    /// Straight line to min_lr.
+    Linear,
+    /// Half a cosine to min_lr.
+    #[default]
+    Cosine,
+}
+
+/// `clip_grad_norm`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClipGradNorm {
+    /// Largest global L2 norm of the gradients.
+    pub max_norm: f64,
+}
+
+/// `loss_fn`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LossFn {
+    /// Linear head and cross-entropy in chunks of rows; the full logits never exist.
+    #[default]
+    Chunked,
+    /// Plain cross-entropy: the reference.
+    Masked,
+}
+
+/// `checkpoint`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Checkpoint {
+    /// Keep the newest so many commits, besides pointer targets; absent = all.
+    pub max_recent_checkpoints: Option<u32>,
+    /// Validation set whose loss moves LOWEST_VAL; default "default", else the only one.
+    pub best_metric_key: Option<String>,
+}
+
+/// `fault_tolerance`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultTolerance {
+    /// Restarts before the job fails; a commit refills it (J5).
+    pub max_restarts: u32,
+    /// What to do when loss or gradient is not finite.
+    pub on_nonfinite: OnNonfinite,
+}
+
+/// What to do when loss or gradient is not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNonfinite {
+    /// Fail the job with that cause.
+    #[default]
+    Stop,
+    /// Leave the weights as they are and go on.
+    SkipStep,
+}
+
+/// `dist_env`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DistEnv {
+    /// Deadline for one collective, minutes.
+    pub timeout_minutes: f64,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self { workers: 1, device: Device::Cpu, threads_per_worker: None }
+    }
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self { name: OptimizerName::Adamw, lr: 1e-4, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01, decay: DecayRule::All }
+    }
+}
+
+impl Default for ClipGradNorm {
+    fn default() -> Self {
+        Self { max_norm: 1.0 }
+    }
+}
+
+impl Default for FaultTolerance {
+    fn default() -> Self {
+        Self { max_restarts: 10, on_nonfinite: OnNonfinite::Stop }
+    }
+}
+
+impl Default for DistEnv {
+    fn default() -> Self {
+        Self { timeout_minutes: 30.0 }
+    }
+}
+
+fn default_seed() -> u64 {
+    42
+}
+
+fn default_data_seed() -> u32 {
+    1234
+}
+
+fn default_split() -> String {
+    "1,0,0".to_owned()
+}
+
+fn default_global_batch() -> u32 {
+    32
+}
+
+fn default_ckpt_every() -> u64 {
+    100
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn yes() -> bool {
+    true
+}

@@ -1,0 +1,13 @@
+//! The job spec of trainctl: what a person writes, checked and resolved.
+//!
+//! Pure: no tokio, no I/O, no torch. Everything depends on this crate; it depends on nothing of ours.
+//!
+//! - [`ids`]: job, generation, term, rank, step.
+//! - [`job`]: the spec's sections as types, with their defaults.
+
+pub mod ids;
+pub mod job;
+pub mod report;
+
+pub use ids::{Generation, JobId, Rank, Step, Term};
+pub use job::JobSpec;

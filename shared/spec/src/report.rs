@@ -1,0 +1,139 @@
+//! What a rank reports while it runs: phases, metric rows, durable shards.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What a trainer is doing. Each phase has its own deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// The process exists and has not asked for its assignment yet.
+    Starting,
+    /// Making process groups through the rendezvous store.
+    Rendezvous,
+    /// Reading data indices, weights and optimizer state.
+    Loading,
+    /// Training steps.
+    Stepping,
+    /// Evaluating on a validation set.
+    Validating,
+    /// Copying a snapshot, or waiting for the previous save to end.
+    Saving,
+    /// Done: only closing down.
+    Finished,
+}
+
+/// One row of `training.jsonl`. Key order is NeMo AutoModel's; `generation` is ours and comes last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainRow {
+    /// Zero-based optimizer step.
+    pub step: u64,
+    /// Zero-based epoch.
+    pub epoch: u64,
+    /// UTC with milliseconds, for example `2026-11-29T22:31:14.123Z`.
+    pub timestamp: String,
+    /// Sum of token losses over the global batch ÷ its number of label tokens.
+    pub loss: f64,
+    /// Global L2 norm before clipping.
+    pub grad_norm: f64,
+    /// Learning rate that the next step will use, as NeMo AutoModel logs it.
+    pub lr: f64,
+    /// Peak memory since the last row, GiB.
+    pub mem: f64,
+    /// Tokens per second over all ranks.
+    pub tps: f64,
+    /// Tokens per second and rank.
+    pub tps_per_gpu: f64,
+    /// Model FLOPs utilisation; null when the device's peak is unknown.
+    pub mfu: Option<f64>,
+    /// Tokens of the global batch.
+    pub num_tokens_per_step: u64,
+    /// Supervised tokens of the global batch.
+    pub num_label_tokens: u64,
+    /// Generation that made the row.
+    pub generation: u64,
+}
+
+/// One row of `validation[_name].jsonl`; `name` chooses the file and is not written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ValidationRow {
+    /// `default` for `validation_dataset`, else the name after `validation_dataset_`.
+    #[serde(skip, default)]
+    pub name: String,
+    /// Zero-based optimizer step after which it was evaluated.
+    pub step: u64,
+    /// Zero-based epoch.
+    pub epoch: u64,
+    /// UTC with milliseconds.
+    pub timestamp: String,
+    /// Σ token losses ÷ Σ label tokens.
+    pub val_loss: f64,
+    /// Learning rate, as in the training row.
+    pub lr: f64,
+    /// Label tokens evaluated.
+    pub num_label_tokens: u64,
+    /// Peak memory, GiB.
+    pub mem: f64,
+    /// Generation that made the row.
+    pub generation: u64,
+}
+
+/// One file that a rank has written, synced and hashed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardFile {
+    /// Path relative to the checkpoint's directory.
+    pub path: String,
+    /// Bytes.
+    pub size: u64,
+    /// blake3 of the whole file, lower-case hexadecimal.
+    pub blake3: String,
+    /// blake3 of each successive block of 8 MiB, lower-case hexadecimal.
+    pub block_blake3: Vec<String>,
+}
+
+/// Digests of a run of whole 1,024-element blocks of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorDigest {
+    /// `model/<name>` or `optim/<name>`.
+    pub name: String,
+    /// safetensors spelling: `F32`, `BF16`, `I64`, …
+    pub dtype: String,
+    /// Shape of the whole tensor.
+    pub shape: Vec<u64>,
+    /// First block that `blocks` covers.
+    pub first_block: u64,
+    /// blake3 of each block.
+    pub blocks: Vec<[u8; 32]>,
+}
+
+/// A rank's part of a checkpoint is durable.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardReport {
+    /// Zero-based step whose state was saved.
+    pub step: u64,
+    /// Directory name, for example `epoch_0_step_999`.
+    pub checkpoint: String,
+    /// The rank's files.
+    pub files: Vec<ShardFile>,
+    /// The rank's tensors.
+    pub tensors: Vec<TensorDigest>,
+    /// Sampler positions consumed up to and including `step`.
+    pub consumed_samples: u64,
+    /// Train loss of that step (rank 0 only).
+    pub train_loss: Option<f64>,
+    /// Validation losses of that step by name (rank 0 only).
+    pub val_losses: BTreeMap<String, f64>,
+}
+
+/// Why a trainer ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishCause {
+    /// `max_steps` are done.
+    Complete,
+    /// `--until-step` is reached.
+    UntilStep,
+    /// A stop request that every rank saw at this step.
+    Stopped,
+}

@@ -1,0 +1,1 @@
+//! c10d behind a Rust API.
