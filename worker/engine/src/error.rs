@@ -1,0 +1,161 @@
+//! What can go wrong in the engine. Every variant says what, where and why; the remedy where there is one.
+
+use std::fmt;
+
+use trainctl_spec::Step;
+
+/// A training run that could not start or could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The spec asks for something that this build cannot do.
+    #[error("{key}: {value} is not supported: {why}")]
+    Unsupported {
+        /// Key of the job spec, for example `resources.device`.
+        key: &'static str,
+        /// What it says.
+        value: String,
+        /// Why not, and what to use instead.
+        why: String,
+    },
+    /// The spec contradicts itself or this world in a way that `trainctl validate` should have caught.
+    #[error("the spec cannot be trained: {0}")]
+    Spec(String),
+    /// A process group or one of its collectives failed; the text names the peer where c10d knows it.
+    #[error("{what} (step {step}): {source}")]
+    Collective {
+        /// What was being done, for example `all-reduce the gradients of block 3`.
+        what: String,
+        /// Zero-based step.
+        step: Step,
+        /// c10d's reason.
+        source: trainctl_collective::Error,
+    },
+    /// libtorch refused an operation.
+    #[error("libtorch: {0}")]
+    Torch(#[from] tch::TchError),
+    /// A libtorch call of ours (`collective`) failed.
+    #[error("libtorch: {0}")]
+    Shim(trainctl_collective::Error),
+    /// The data set could not be opened or read.
+    #[error("read {what}: {source}")]
+    Data {
+        /// Which data set and which part of it.
+        what: String,
+        /// The reader's reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A token id lies outside the model's vocabulary.
+    #[error(
+        "sample {sample} of the {set} set holds token {token}, but the model's vocab_size is {vocab}: \
+         tokenizer and model.config do not belong together"
+    )]
+    Token {
+        /// `train`, or the validation set's name.
+        set: String,
+        /// Sample id.
+        sample: u64,
+        /// The token.
+        token: i64,
+        /// Size of the vocabulary.
+        vocab: i64,
+    },
+    /// The checkpoint could not be read.
+    #[error("load checkpoint {name}: {why}")]
+    Load {
+        /// Its directory name.
+        name: String,
+        /// What failed.
+        why: String,
+    },
+    /// The checkpoint's tensors are not those of this model and optimizer. Nothing was changed.
+    #[error("checkpoint {name} does not fit the model; nothing was loaded:{faults}")]
+    Misfit {
+        /// Its directory name.
+        name: String,
+        /// Every tensor that is missing, unknown or of another shape.
+        faults: TensorFaults,
+    },
+    /// A save failed and the run cannot end without it.
+    #[error("save checkpoint {name}: {why}")]
+    Save {
+        /// Its directory name.
+        name: String,
+        /// What failed.
+        why: String,
+    },
+    /// Loss or gradient is not finite and `fault_tolerance.on_nonfinite` says `stop`. Every rank returns it at the same step.
+    #[error(
+        "step {step}: loss {loss}, gradient norm {grad_norm}: not finite, and fault_tolerance.on_nonfinite is stop. \
+         Resume from an earlier checkpoint with a lower optimizer.lr, or set fault_tolerance.on_nonfinite: skip_step"
+    )]
+    NonFinite {
+        /// Zero-based step.
+        step: Step,
+        /// Loss of the global batch.
+        loss: f64,
+        /// Global L2 norm.
+        grad_norm: f64,
+    },
+}
+
+/// What is wrong with one tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TensorFault {
+    /// The model needs it and the checkpoint lacks it.
+    Missing {
+        /// Its name, for example `model/transformer.wte.weight`.
+        name: String,
+        /// The shape that the model needs.
+        want: Vec<i64>,
+    },
+    /// The checkpoint holds it and the model has no such tensor.
+    Unknown {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        found: Vec<i64>,
+    },
+    /// Both have it, with different shapes or types.
+    Differs {
+        /// Its name.
+        name: String,
+        /// Type and shape that the model needs.
+        want: (String, Vec<i64>),
+        /// Type and shape in the checkpoint.
+        found: (String, Vec<i64>),
+    },
+}
+
+/// All faults of one checkpoint, one a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorFaults(pub Vec<TensorFault>);
+
+impl fmt::Display for TensorFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { name, want } => write!(f, "{name}: missing, the model needs {want:?}"),
+            Self::Unknown { name, found } => write!(f, "{name}: {found:?} in the checkpoint, unknown to the model"),
+            Self::Differs { name, want, found } => {
+                write!(
+                    f,
+                    "{name}: {} {:?} in the checkpoint, {} {:?} in the model",
+                    found.0, found.1, want.0, want.1
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for TensorFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+    }
+}
+
+impl Error {
+    /// Was it this process that failed (`true`), or did it lose a peer (`false`)? The root-cause verdict asks.
+    pub fn is_own_fault(&self) -> bool {
+        !matches!(self, Self::Collective { .. })
+    }
+}

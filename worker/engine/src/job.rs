@@ -1,0 +1,75 @@
+//! What a rank is told ([`TrainJob`]), what it reports and asks ([`Link`]), and how it ends ([`Finished`]).
+
+use std::sync::Arc;
+
+use trainctl_collective::KeyValue;
+use trainctl_spec::job::JobSpec;
+use trainctl_spec::report::{FinishCause, Phase, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::{Generation, Rank, Step};
+
+/// One rank's part of one generation.
+pub struct TrainJob {
+    /// The resolved spec: paths absolute, model config inline, threads filled in.
+    pub spec: JobSpec,
+    /// This process's rank.
+    pub rank: Rank,
+    /// Ranks of the generation.
+    pub world_size: u32,
+    /// The generation; it is part of every shard's name (C2).
+    pub generation: Generation,
+    /// Checkpoint to start from, by directory name and blake3 (hexadecimal) of its manifest file; `None` starts from
+    /// the model's own initialisation. Never a pointer (C9).
+    pub start_from: Option<(String, String)>,
+    /// First step to run: one after the checkpoint's, or 0.
+    pub start_step: Step,
+    /// Stop before this step (`--until-step` or `max_steps`): the last step is `stop_at − 1`.
+    pub stop_at: Step,
+    /// Intra-op threads (P4 depends on it).
+    pub threads: u32,
+    /// Numeric address that this rank's transports bind.
+    pub address: String,
+    /// The generation's rendezvous keys; sealed by the owner after [`Link::formed`].
+    pub rendezvous: Arc<dyn KeyValue>,
+}
+
+/// What the worker has heard and the trainer should act on. Every rank puts its own view into the per-step all-reduce
+/// and acts on the sum, so all act at the same step, whichever rank heard it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Save after the current step and stop.
+    pub stop: bool,
+    /// Save after the current step. The link clears it when a save of a step at or after the request was started.
+    pub save: bool,
+}
+
+/// The engine's only way to its worker. Calls return at once (a queue, a shared word): the training step waits for
+/// none of them.
+pub trait Link: Send + Sync {
+    /// The phase that begins, and the step it belongs to.
+    fn phase(&self, phase: Phase, step: Step);
+    /// All process groups are made and proved by one collective; the rendezvous store may be sealed.
+    fn formed(&self);
+    /// A step is done (every rank).
+    fn step_done(&self, step: Step);
+    /// The row of a step (rank 0 only).
+    fn train_row(&self, row: TrainRow);
+    /// The row of an evaluation (rank 0 only).
+    fn validation_row(&self, row: ValidationRow);
+    /// This rank's shards of a step are written, synced and hashed.
+    fn shards_durable(&self, report: ShardReport);
+    /// A save failed on this rank; the run goes on on the last commit.
+    fn save_failed(&self, step: Step, why: &str);
+    /// What is asked of this rank now. Read once per step.
+    fn requests(&self) -> Requests;
+}
+
+/// How a rank ended by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// Why.
+    pub cause: FinishCause,
+    /// The step that would come next: `stop_at`, or less after a stop request.
+    pub next_step: Step,
+    /// Loss of the last step that ran; `None` when none did.
+    pub last_loss: Option<f64>,
+}
