@@ -343,7 +343,14 @@ impl Default for Resources {
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { name: OptimizerName::Adamw, lr: 1e-4, betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01, decay: DecayRule::All }
+        Self {
+            name: OptimizerName::Adamw,
+            lr: 1e-4,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.01,
+            decay: DecayRule::All,
+        }
     }
 }
 

@@ -4,10 +4,13 @@
 //!
 //! - [`ids`]: job, generation, term, rank, step.
 //! - [`job`]: the spec's sections as types, with their defaults.
+//! - [`report`]: what a rank reports.
+//! - [`state`]: the job's state machine, exits and causes.
 
 pub mod ids;
 pub mod job;
 pub mod report;
+pub mod state;
 
 pub use ids::{Generation, JobId, Rank, Step, Term};
 pub use job::JobSpec;

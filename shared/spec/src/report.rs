@@ -24,6 +24,22 @@ pub enum Phase {
     Finished,
 }
 
+impl Phase {
+    /// As a participle, for messages: "rank 1 was killed while stepping".
+    #[must_use]
+    pub fn doing(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Rendezvous => "meeting the other ranks",
+            Self::Loading => "loading",
+            Self::Stepping => "stepping",
+            Self::Validating => "validating",
+            Self::Saving => "saving",
+            Self::Finished => "finishing",
+        }
+    }
+}
+
 /// One row of `training.jsonl`. Key order is NeMo AutoModel's; `generation` is ours and comes last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainRow {

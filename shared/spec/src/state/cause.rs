@@ -1,0 +1,225 @@
+//! Why a job is suspended, restarted or failed, in words that say what to do next (P6).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::exit::{Fingerprint, RankFailure};
+use crate::ids::Rank;
+use crate::report::Phase;
+
+/// What happened to a job or a generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Cause {
+    /// A trainer ended.
+    Rank {
+        /// Who, how, in which phase.
+        failure: RankFailure,
+    },
+    /// A worker, with its rank, is gone.
+    WorkerLost {
+        /// Its id.
+        worker: String,
+        /// The rank that it carried.
+        rank: Option<Rank>,
+        /// How it was noticed.
+        why: WhyLost,
+    },
+    /// No progress within a phase's deadline.
+    Hung {
+        /// Rank that did not arrive, where known.
+        rank: Option<Rank>,
+        /// The phase whose deadline passed.
+        phase: Phase,
+        /// The deadline, seconds.
+        seconds: u64,
+    },
+    /// Fewer workers than the world needs.
+    WaitingForWorkers {
+        /// Workers that are there.
+        have: u32,
+        /// Workers that are needed.
+        need: u32,
+    },
+    /// The world could not be formed.
+    FormingFailed {
+        /// Why.
+        message: String,
+    },
+    /// The formation was given up without a fault of the job, for example because the coordinator restarted.
+    Abandoned {
+        /// Why.
+        message: String,
+    },
+    /// The scheduler takes the machines away.
+    Preempted,
+    /// The allocation's time ends.
+    TimeLimit,
+    /// A checkpoint that must be loaded cannot be.
+    Checkpoint {
+        /// Its name.
+        name: String,
+        /// Why.
+        message: String,
+    },
+    /// Writing checkpoints or logs fails.
+    Storage {
+        /// Why.
+        message: String,
+    },
+    /// The restart budget is spent (J5).
+    BudgetSpent {
+        /// `fault_tolerance.max_restarts`.
+        max_restarts: u32,
+        /// The last failure.
+        last: Box<Cause>,
+    },
+    /// The same internal failure at the same step twice (J5).
+    Deterministic {
+        /// The step.
+        step: u64,
+        /// What was equal.
+        fingerprint: Fingerprint,
+        /// The failure.
+        last: Box<Cause>,
+    },
+    /// Another term holds the run directory (J2).
+    Superseded {
+        /// That term.
+        term: u64,
+    },
+    /// Every report was a consequence, and none says of what.
+    Unknown {
+        /// What is known.
+        message: String,
+    },
+}
+
+/// How the loss of a worker was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyLost {
+    /// Its stream broke and it did not come back within the lease.
+    LeaseExpired,
+    /// Another incarnation took its place: it was restarted.
+    Restarted,
+    /// It said that it leaves.
+    Left,
+    /// It could not clean up and is quarantined.
+    Quarantined,
+}
+
+impl Cause {
+    /// J5: from outside, hence never deterministic.
+    #[must_use]
+    pub fn is_external(&self) -> bool {
+        match self {
+            Self::Rank { failure } => failure.class.is_external(),
+            Self::WorkerLost { .. }
+            | Self::WaitingForWorkers { .. }
+            | Self::Abandoned { .. }
+            | Self::Preempted
+            | Self::TimeLimit
+            | Self::Superseded { .. } => true,
+            Self::Hung { .. }
+            | Self::FormingFailed { .. }
+            | Self::Checkpoint { .. }
+            | Self::Storage { .. }
+            | Self::BudgetSpent { .. }
+            | Self::Deterministic { .. }
+            | Self::Unknown { .. } => false,
+        }
+    }
+
+    /// Whether it costs one of `max_restarts` (J5): what the job is not to blame for and no restart could have avoided does
+    /// not.
+    #[must_use]
+    pub fn is_charged(&self) -> bool {
+        !matches!(
+            self,
+            Self::WaitingForWorkers { .. }
+                | Self::Abandoned { .. }
+                | Self::Preempted
+                | Self::TimeLimit
+                | Self::Superseded { .. }
+        )
+    }
+
+    /// The fingerprint that J5 counts, for internal causes.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        match self {
+            Self::Rank { failure } if !failure.class.is_external() => Some(failure.fingerprint()),
+            Self::Hung { phase, .. } => Some(Fingerprint(format!("hung | {}", phase.doing()))),
+            Self::FormingFailed { message } => Some(plain("forming failed", message)),
+            Self::Checkpoint { message, .. } => Some(plain("checkpoint", message)),
+            Self::Storage { message } => Some(plain("storage", message)),
+            Self::Unknown { message } => Some(plain("unknown", message)),
+            _ => None,
+        }
+    }
+
+    /// What a person should do next; empty when nothing is needed.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::BudgetSpent { .. } | Self::Deterministic { .. } => {
+                "look at the rank's log, repair the cause, then `trainctl resume --from LATEST`"
+            }
+            Self::WaitingForWorkers { .. } => "start workers, or resume with a smaller resources.workers",
+            Self::Checkpoint { .. } => "`trainctl checkpoints verify`, then resume from an older one",
+            Self::Storage { .. } => "free space or repair the file system, then `trainctl resume --from LATEST`",
+            Self::Superseded { .. } => "talk to the coordinator that holds the run directory now",
+            _ => "",
+        }
+    }
+}
+
+fn plain(kind: &str, message: &str) -> Fingerprint {
+    let words =
+        message.split_whitespace().map(|word| if word.contains(|c: char| c.is_ascii_digit()) { "#" } else { word });
+    Fingerprint(format!("{kind} | {}", words.collect::<Vec<_>>().join(" ")))
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rank { failure } => failure.fmt(f),
+            Self::WorkerLost { worker, rank, why } => {
+                let why = match why {
+                    WhyLost::LeaseExpired => "was not heard from within its lease",
+                    WhyLost::Restarted => "was restarted",
+                    WhyLost::Left => "left",
+                    WhyLost::Quarantined => "is quarantined: a process of it cannot be killed",
+                };
+                match rank {
+                    Some(rank) => write!(f, "worker {worker} (rank {rank}) {why}"),
+                    None => write!(f, "worker {worker} {why}"),
+                }
+            }
+            Self::Hung { rank: Some(rank), phase, seconds } => {
+                write!(f, "rank {rank} made no progress for {seconds} s while {}", phase.doing())
+            }
+            Self::Hung { rank: None, phase, seconds } => {
+                write!(f, "no progress for {seconds} s while {}", phase.doing())
+            }
+            Self::WaitingForWorkers { have, need } => {
+                let missing = need.saturating_sub(*have);
+                write!(f, "waiting for {missing} more worker{} ({have} of {need})", if missing == 1 { "" } else { "s" })
+            }
+            Self::FormingFailed { message } => write!(f, "the world could not be formed: {message}"),
+            Self::Abandoned { message } => write!(f, "the formation was given up: {message}"),
+            Self::Preempted => f.write_str("preempted"),
+            Self::TimeLimit => f.write_str("the allocation's time ends"),
+            Self::Checkpoint { name, message } => write!(f, "checkpoint {name}: {message}"),
+            Self::Storage { message } => write!(f, "storage: {message}"),
+            Self::BudgetSpent { max_restarts, last } => {
+                write!(f, "fault_tolerance.max_restarts = {max_restarts} is spent; last: {last}")
+            }
+            Self::Deterministic { step, last, .. } => write!(f, "failed twice in the same way at step {step}: {last}"),
+            Self::Superseded { term } => write!(f, "term {term} holds the run directory"),
+            Self::Unknown { message } => write!(f, "unknown cause: {message}"),
+        }
+    }
+}
