@@ -1,1 +1,573 @@
 //! Conversions between wire messages and domain types.
+//!
+//! prost makes every message field optional. Daemons convert on receipt and then work with types in which nothing can be
+//! missing; a message that does not convert is answered with `INVALID_ARGUMENT`, which names the field.
+
+use std::path::{Component, Path};
+
+use trainctl_spec::report;
+use trainctl_spec::{Generation, JobId, Step, Term};
+
+use crate::v1;
+
+/// What is wrong with a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// A field that must be there is not.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A field holds what it may not.
+    #[error("{field} is invalid: {reason}")]
+    Invalid {
+        /// Message and field.
+        field: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl From<ProtocolError> for tonic::Status {
+    fn from(error: ProtocolError) -> Self {
+        Self::invalid_argument(error.to_string())
+    }
+}
+
+/// The value of a field, or [`ProtocolError::Missing`].
+///
+/// # Errors
+/// When it is `None`.
+pub fn required<T>(value: Option<T>, field: &'static str) -> Result<T, ProtocolError> {
+    value.ok_or(ProtocolError::Missing(field))
+}
+
+fn invalid(field: &'static str, reason: impl Into<String>) -> ProtocolError {
+    ProtocolError::Invalid { field, reason: reason.into() }
+}
+
+/// One formation of the world of one job, under one coordinator's tenure (J2, J3).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fence {
+    /// The job.
+    pub job: JobId,
+    /// Its generation; 0 before the first.
+    pub generation: Generation,
+    /// The coordinator's term.
+    pub term: Term,
+}
+
+impl TryFrom<v1::Fence> for Fence {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::Fence) -> Result<Self, ProtocolError> {
+        if wire.job.is_empty() {
+            return Err(ProtocolError::Missing("fence.job"));
+        }
+        Ok(Self { job: JobId(wire.job), generation: Generation(wire.generation), term: Term(wire.term) })
+    }
+}
+
+impl TryFrom<Option<v1::Fence>> for Fence {
+    type Error = ProtocolError;
+
+    fn try_from(wire: Option<v1::Fence>) -> Result<Self, ProtocolError> {
+        required(wire, "fence")?.try_into()
+    }
+}
+
+impl From<Fence> for v1::Fence {
+    fn from(fence: Fence) -> Self {
+        Self { job: fence.job.0, generation: fence.generation.0, term: fence.term.0 }
+    }
+}
+
+impl From<&Fence> for v1::Fence {
+    fn from(fence: &Fence) -> Self {
+        fence.clone().into()
+    }
+}
+
+impl TryFrom<v1::Phase> for report::Phase {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::Phase) -> Result<Self, ProtocolError> {
+        Ok(match wire {
+            v1::Phase::Unspecified => return Err(ProtocolError::Missing("phase")),
+            v1::Phase::Starting => Self::Starting,
+            v1::Phase::Rendezvous => Self::Rendezvous,
+            v1::Phase::Loading => Self::Loading,
+            v1::Phase::Stepping => Self::Stepping,
+            v1::Phase::Validating => Self::Validating,
+            v1::Phase::Saving => Self::Saving,
+            v1::Phase::Finished => Self::Finished,
+        })
+    }
+}
+
+impl From<report::Phase> for v1::Phase {
+    fn from(phase: report::Phase) -> Self {
+        match phase {
+            report::Phase::Starting => Self::Starting,
+            report::Phase::Rendezvous => Self::Rendezvous,
+            report::Phase::Loading => Self::Loading,
+            report::Phase::Stepping => Self::Stepping,
+            report::Phase::Validating => Self::Validating,
+            report::Phase::Saving => Self::Saving,
+            report::Phase::Finished => Self::Finished,
+        }
+    }
+}
+
+/// The phase in an enum field, which prost hands out as a number.
+///
+/// # Errors
+/// Unspecified, or a number of a newer version.
+pub fn phase(number: i32) -> Result<report::Phase, ProtocolError> {
+    v1::Phase::try_from(number).map_err(|_| invalid("phase", format!("unknown number {number}")))?.try_into()
+}
+
+impl TryFrom<v1::FinishCause> for report::FinishCause {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::FinishCause) -> Result<Self, ProtocolError> {
+        Ok(match wire {
+            v1::FinishCause::Unspecified => return Err(ProtocolError::Missing("finished.cause")),
+            v1::FinishCause::Complete => Self::Complete,
+            v1::FinishCause::UntilStep => Self::UntilStep,
+            v1::FinishCause::Stopped => Self::Stopped,
+        })
+    }
+}
+
+impl From<report::FinishCause> for v1::FinishCause {
+    fn from(cause: report::FinishCause) -> Self {
+        match cause {
+            report::FinishCause::Complete => Self::Complete,
+            report::FinishCause::UntilStep => Self::UntilStep,
+            report::FinishCause::Stopped => Self::Stopped,
+        }
+    }
+}
+
+/// The cause in an enum field, which prost hands out as a number.
+///
+/// # Errors
+/// Unspecified, or a number of a newer version.
+pub fn finish_cause(number: i32) -> Result<report::FinishCause, ProtocolError> {
+    v1::FinishCause::try_from(number)
+        .map_err(|_| invalid("finished.cause", format!("unknown number {number}")))?
+        .try_into()
+}
+
+/// A row does not carry its generation on the wire: the report's fence does.
+#[must_use]
+pub fn train_row(wire: v1::TrainRow, generation: Generation) -> report::TrainRow {
+    report::TrainRow {
+        step: wire.step,
+        epoch: wire.epoch,
+        timestamp: wire.timestamp,
+        loss: wire.loss,
+        grad_norm: wire.grad_norm,
+        lr: wire.lr,
+        mem: wire.mem,
+        tps: wire.tps,
+        tps_per_gpu: wire.tps_per_gpu,
+        mfu: wire.mfu,
+        num_tokens_per_step: wire.num_tokens_per_step,
+        num_label_tokens: wire.num_label_tokens,
+        generation: generation.0,
+    }
+}
+
+impl From<&report::TrainRow> for v1::TrainRow {
+    fn from(row: &report::TrainRow) -> Self {
+        Self {
+            step: row.step,
+            epoch: row.epoch,
+            timestamp: row.timestamp.clone(),
+            loss: row.loss,
+            grad_norm: row.grad_norm,
+            lr: row.lr,
+            mem: row.mem,
+            tps: row.tps,
+            tps_per_gpu: row.tps_per_gpu,
+            mfu: row.mfu,
+            num_tokens_per_step: row.num_tokens_per_step,
+            num_label_tokens: row.num_label_tokens,
+        }
+    }
+}
+
+/// As [`train_row`]. The name becomes part of a file name, so it must be one: letters, digits, `_`, `-`, `.`.
+///
+/// # Errors
+/// An empty name, or one that could leave the run directory.
+pub fn validation_row(wire: v1::ValidationRow, generation: Generation) -> Result<report::ValidationRow, ProtocolError> {
+    if wire.name.is_empty() {
+        return Err(ProtocolError::Missing("validation_row.name"));
+    }
+    let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if !wire.name.chars().all(is_plain) || wire.name.starts_with('.') {
+        return Err(invalid("validation_row.name", format!("{:?} is not a plain name", wire.name)));
+    }
+    Ok(report::ValidationRow {
+        name: wire.name,
+        step: wire.step,
+        epoch: wire.epoch,
+        timestamp: wire.timestamp,
+        val_loss: wire.val_loss,
+        lr: wire.lr,
+        num_label_tokens: wire.num_label_tokens,
+        mem: wire.mem,
+        generation: generation.0,
+    })
+}
+
+impl From<&report::ValidationRow> for v1::ValidationRow {
+    fn from(row: &report::ValidationRow) -> Self {
+        Self {
+            name: row.name.clone(),
+            step: row.step,
+            epoch: row.epoch,
+            timestamp: row.timestamp.clone(),
+            val_loss: row.val_loss,
+            lr: row.lr,
+            num_label_tokens: row.num_label_tokens,
+            mem: row.mem,
+        }
+    }
+}
+
+impl TryFrom<v1::ShardFile> for report::ShardFile {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::ShardFile) -> Result<Self, ProtocolError> {
+        if wire.path.is_empty() {
+            return Err(ProtocolError::Missing("shard_file.path"));
+        }
+        if !Path::new(&wire.path).components().all(|component| matches!(component, Component::Normal(_))) {
+            return Err(invalid("shard_file.path", format!("{:?} leaves the checkpoint's directory", wire.path)));
+        }
+        let blake3 = hex(&digest(&wire.blake3, "shard_file.blake3")?);
+        let block_blake3 = wire
+            .block_blake3
+            .iter()
+            .map(|block| digest(block, "shard_file.block_blake3").map(|block| hex(&block)))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { path: wire.path, size: wire.size, blake3, block_blake3 })
+    }
+}
+
+impl TryFrom<&report::ShardFile> for v1::ShardFile {
+    type Error = ProtocolError;
+
+    fn try_from(file: &report::ShardFile) -> Result<Self, ProtocolError> {
+        let block_blake3 =
+            file.block_blake3.iter().map(|block| unhex(block, "shard_file.block_blake3")).collect::<Result<_, _>>()?;
+        Ok(Self {
+            path: file.path.clone(),
+            size: file.size,
+            blake3: unhex(&file.blake3, "shard_file.blake3")?,
+            block_blake3,
+        })
+    }
+}
+
+impl TryFrom<v1::TensorDigest> for report::TensorDigest {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::TensorDigest) -> Result<Self, ProtocolError> {
+        if wire.name.is_empty() {
+            return Err(ProtocolError::Missing("tensor_digest.name"));
+        }
+        let (blocks, rest) = wire.blocks.as_chunks::<32>();
+        if !rest.is_empty() {
+            let reason = format!("{} bytes is not a whole number of 32-byte digests", wire.blocks.len());
+            return Err(invalid("tensor_digest.blocks", reason));
+        }
+        Ok(Self {
+            name: wire.name,
+            dtype: wire.dtype,
+            shape: wire.shape,
+            first_block: wire.first_block,
+            blocks: blocks.to_vec(),
+        })
+    }
+}
+
+impl From<&report::TensorDigest> for v1::TensorDigest {
+    fn from(digest: &report::TensorDigest) -> Self {
+        Self {
+            name: digest.name.clone(),
+            dtype: digest.dtype.clone(),
+            shape: digest.shape.clone(),
+            first_block: digest.first_block,
+            blocks: digest.blocks.as_flattened().to_vec(),
+        }
+    }
+}
+
+impl TryFrom<v1::ShardsDurable> for report::ShardReport {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::ShardsDurable) -> Result<Self, ProtocolError> {
+        if wire.checkpoint.is_empty() {
+            return Err(ProtocolError::Missing("shards.checkpoint"));
+        }
+        let mut components = Path::new(&wire.checkpoint).components();
+        if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
+            let reason = format!("{:?} is not the name of a directory", wire.checkpoint);
+            return Err(invalid("shards.checkpoint", reason));
+        }
+        Ok(Self {
+            step: wire.step,
+            checkpoint: wire.checkpoint,
+            files: wire.files.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            tensors: wire.tensors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            consumed_samples: wire.consumed_samples,
+            train_loss: wire.train_loss,
+            val_losses: wire.val_losses.into_iter().collect(),
+        })
+    }
+}
+
+impl TryFrom<&report::ShardReport> for v1::ShardsDurable {
+    type Error = ProtocolError;
+
+    fn try_from(report: &report::ShardReport) -> Result<Self, ProtocolError> {
+        Ok(Self {
+            step: report.step,
+            checkpoint: report.checkpoint.clone(),
+            files: report.files.iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            tensors: report.tensors.iter().map(Into::into).collect(),
+            consumed_samples: report.consumed_samples,
+            train_loss: report.train_loss,
+            val_losses: report.val_losses.clone().into_iter().collect(),
+        })
+    }
+}
+
+/// How a process ended: exactly one of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// By itself, with this code.
+    Code(i32),
+    /// By a signal.
+    Signal {
+        /// Its number.
+        number: i32,
+        /// Whether it dumped core.
+        core: bool,
+    },
+}
+
+impl std::fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exited with code {code}"),
+            Self::Signal { number, core: false } => write!(f, "was killed by signal {number}"),
+            Self::Signal { number, core: true } => write!(f, "was killed by signal {number} (core dumped)"),
+        }
+    }
+}
+
+/// How a trainer ended, as its worker's wait saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainerExit {
+    /// Code or signal.
+    pub status: ExitStatus,
+    /// The kernel's out-of-memory killer is the likely cause.
+    pub oom: bool,
+    /// Our worker sent the signal.
+    pub stopped_by_us: bool,
+    /// Last lines of its standard error.
+    pub stderr_tail: Vec<String>,
+    /// Its last phase.
+    pub phase: report::Phase,
+    /// Last zero-based step that it reported.
+    pub step: Option<Step>,
+}
+
+impl TryFrom<v1::TrainerExit> for TrainerExit {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::TrainerExit) -> Result<Self, ProtocolError> {
+        let status = match (wire.code, wire.signal) {
+            (Some(code), None) => ExitStatus::Code(code),
+            (None, Some(number)) => ExitStatus::Signal { number, core: wire.core },
+            (None, None) => return Err(ProtocolError::Missing("exited.code or exited.signal")),
+            (Some(_), Some(_)) => return Err(invalid("exited", "both a code and a signal")),
+        };
+        Ok(Self {
+            status,
+            oom: wire.oom,
+            stopped_by_us: wire.stopped_by_us,
+            stderr_tail: wire.stderr_tail,
+            phase: phase(wire.phase)?,
+            step: wire.step.map(Step),
+        })
+    }
+}
+
+impl From<&TrainerExit> for v1::TrainerExit {
+    fn from(exit: &TrainerExit) -> Self {
+        let (code, signal, core) = match exit.status {
+            ExitStatus::Code(code) => (Some(code), None, false),
+            ExitStatus::Signal { number, core } => (None, Some(number), core),
+        };
+        Self {
+            code,
+            signal,
+            core,
+            oom: exit.oom,
+            stopped_by_us: exit.stopped_by_us,
+            stderr_tail: exit.stderr_tail.clone(),
+            phase: v1::Phase::from(exit.phase).into(),
+            step: exit.step.map(|step| step.0),
+        }
+    }
+}
+
+fn digest(bytes: &[u8], field: &'static str) -> Result<[u8; 32], ProtocolError> {
+    bytes.try_into().map_err(|_| invalid(field, format!("{} bytes instead of 32", bytes.len())))
+}
+
+/// Lower-case hexadecimal.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The 32 bytes of a lower-case hexadecimal blake3.
+///
+/// # Errors
+/// Another length or other characters; `field` names the place.
+pub fn unhex(text: &str, field: &'static str) -> Result<Vec<u8>, ProtocolError> {
+    let nibble = |byte: &u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let nibbles: Option<Vec<u8>> = text.as_bytes().iter().map(nibble).collect();
+    match nibbles {
+        Some(nibbles) if nibbles.len() == 64 => {
+            Ok(nibbles.chunks(2).map(|pair| pair.iter().fold(0, |a, b| a << 4 | b)).collect())
+        }
+        _ => Err(invalid(field, format!("{text:?} is not 64 lower-case hexadecimal digits"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn shard_report() -> report::ShardReport {
+        report::ShardReport {
+            step: 999,
+            checkpoint: "epoch_0_step_999".into(),
+            files: vec![report::ShardFile {
+                path: "model/shard-00000-of-00002.g7.safetensors".into(),
+                size: 10,
+                blake3: "0f".repeat(32),
+                block_blake3: vec!["a0".repeat(32)],
+            }],
+            tensors: vec![report::TensorDigest {
+                name: "model/wte".into(),
+                dtype: "F32".into(),
+                shape: vec![2, 1024],
+                first_block: 1,
+                blocks: vec![[7; 32], [8; 32]],
+            }],
+            consumed_samples: 32_000,
+            train_loss: Some(2.5),
+            val_losses: BTreeMap::from([("default".to_owned(), 2.75)]),
+        }
+    }
+
+    fn wire() -> v1::ShardsDurable {
+        (&shard_report()).try_into().expect("to wire")
+    }
+
+    #[test]
+    fn a_shard_report_survives_the_wire() {
+        assert_eq!(report::ShardReport::try_from(wire()), Ok(shard_report()));
+    }
+
+    #[test]
+    fn a_path_that_leaves_the_checkpoint_is_refused() {
+        for path in ["/etc/passwd", "../x", "model/../../x", "./x"] {
+            let mut report = wire();
+            report.files[0].path = path.into();
+            assert!(matches!(report::ShardReport::try_from(report), Err(ProtocolError::Invalid { .. })), "{path}");
+        }
+        for name in ["a/b", "..", "/a", "."] {
+            let report = v1::ShardsDurable { checkpoint: name.into(), ..wire() };
+            assert!(matches!(report::ShardReport::try_from(report), Err(ProtocolError::Invalid { .. })), "{name}");
+        }
+        for name in ["a/b", "..", "a b"] {
+            let row = v1::ValidationRow { name: name.into(), ..Default::default() };
+            assert!(matches!(validation_row(row, Generation(1)), Err(ProtocolError::Invalid { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn torn_digests_are_refused_with_the_field_name() {
+        let mut report = wire();
+        report.files[0].blake3.pop();
+        let error = report::ShardReport::try_from(report).expect_err("31 bytes");
+        let status = tonic::Status::from(error);
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert_eq!(status.message(), "shard_file.blake3 is invalid: 31 bytes instead of 32");
+        let mut report = wire();
+        report.tensors[0].blocks.pop();
+        assert!(report::ShardReport::try_from(report).is_err());
+    }
+
+    #[test]
+    fn every_phase_and_cause_survives_the_wire() {
+        for number in 0..20 {
+            if let Ok(phase) = phase(number) {
+                assert_eq!(i32::from(v1::Phase::from(phase)), number);
+            }
+            if let Ok(cause) = finish_cause(number) {
+                assert_eq!(i32::from(v1::FinishCause::from(cause)), number);
+            }
+        }
+        assert_eq!(phase(0), Err(ProtocolError::Missing("phase")));
+        assert!(phase(7).is_ok() && phase(8).is_err() && finish_cause(3).is_ok() && finish_cause(4).is_err());
+    }
+
+    #[test]
+    fn an_exit_is_a_code_or_a_signal() {
+        let exit = TrainerExit {
+            status: ExitStatus::Signal { number: 9, core: false },
+            oom: false,
+            stopped_by_us: false,
+            stderr_tail: vec!["x".into()],
+            phase: report::Phase::Stepping,
+            step: Some(Step(4)),
+        };
+        let wire = v1::TrainerExit::from(&exit);
+        assert_eq!(TrainerExit::try_from(wire.clone()), Ok(exit));
+        assert!(TrainerExit::try_from(v1::TrainerExit { code: Some(1), ..wire.clone() }).is_err());
+        assert!(TrainerExit::try_from(v1::TrainerExit { signal: None, ..wire }).is_err());
+    }
+
+    #[test]
+    fn a_fence_needs_a_job() {
+        let fence = Fence { job: JobId("a-1".into()), generation: Generation(7), term: Term(3) };
+        assert_eq!(Fence::try_from(Some(v1::Fence::from(&fence))), Ok(fence));
+        assert_eq!(Fence::try_from(None), Err(ProtocolError::Missing("fence")));
+        assert_eq!(Fence::try_from(v1::Fence::default()), Err(ProtocolError::Missing("fence.job")));
+    }
+
+    #[test]
+    fn hexadecimal_is_lower_case_and_whole() {
+        let bytes: Vec<u8> = (0..32).map(|n| n * 8).collect();
+        assert_eq!(unhex(&hex(&bytes), "x"), Ok(bytes));
+        for text in [String::new(), "AA".repeat(32), "0".repeat(63), "g0".repeat(32)] {
+            assert!(unhex(&text, "x").is_err(), "{text}");
+        }
+    }
+}

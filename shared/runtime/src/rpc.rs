@@ -1,0 +1,184 @@
+//! Dialling and listening. Both sides send HTTP/2 keep-alives, so that a peer that is gone without a word is noticed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Server};
+use tonic::{Request, Status};
+
+use crate::endpoint::{self, Endpoint};
+use crate::tls;
+
+/// Largest message either side accepts, bytes. Shard reports of large models are the longest ones.
+pub const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A channel that sends its bearer token with every call.
+pub type AuthedChannel = InterceptedService<Channel, Bearer>;
+
+/// Adds `authorization: Bearer …`.
+#[derive(Clone)]
+pub struct Bearer {
+    header: MetadataValue<Ascii>,
+}
+
+impl std::fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Bearer(…)")
+    }
+}
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert("authorization", self.header.clone());
+        Ok(request)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// None of the addresses answers.
+    #[error("no coordinator answers at {tried}: {reason}")]
+    Unreachable {
+        /// The addresses with their port.
+        tried: String,
+        /// The last address's error.
+        reason: String,
+    },
+    /// The token or the CA certificate cannot be used.
+    #[error("{what} of the coordinator at {at} cannot be used: {reason}")]
+    Invalid {
+        /// "token", "certificate" or "address".
+        what: &'static str,
+        /// Address.
+        at: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The port cannot be had.
+    #[error("listen on {address}: {source}")]
+    Bind {
+        /// Wanted address.
+        address: SocketAddr,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Dials the first address that answers, over TLS when the endpoint has a CA.
+///
+/// # Errors
+/// [`Error::Unreachable`] after every address was tried for 3 s; [`Error::Invalid`].
+pub async fn connect(endpoint: &Endpoint, token: &str) -> Result<AuthedChannel, Error> {
+    let invalid = |what, reason: &dyn std::fmt::Display| Error::Invalid {
+        what,
+        at: endpoint.display(),
+        reason: reason.to_string(),
+    };
+    let mut header: MetadataValue<Ascii> =
+        format!("Bearer {token}").parse().map_err(|error| invalid("token", &format_args!("{error}")))?;
+    header.set_sensitive(true);
+    let mut last = "endpoint.json lists no address".to_owned();
+    for address in &endpoint.addresses {
+        let scheme = if endpoint.ca_pem.is_some() { "https" } else { "http" };
+        let uri = format!("{scheme}://{}", endpoint::join_host_port(address, endpoint.port));
+        let mut dial = Channel::from_shared(uri)
+            .map_err(|error| invalid("address", &error))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .keep_alive_while_idle(true);
+        if let Some(ca_pem) = &endpoint.ca_pem {
+            let config =
+                ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca_pem)).domain_name(tls::SERVER_NAME);
+            dial = dial.tls_config(config).map_err(|error| invalid("certificate", &error))?;
+        }
+        match tokio::time::timeout(CONNECT_TIMEOUT * 2, dial.connect()).await {
+            Ok(Ok(channel)) => return Ok(InterceptedService::new(channel, Bearer { header })),
+            Ok(Err(error)) => last = innermost(&error),
+            Err(_) => last = "no answer in time".to_owned(),
+        }
+    }
+    Err(Error::Unreachable { tried: endpoint.display(), reason: last })
+}
+
+/// The last cause of an error: tonic's own text is only "transport error".
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+/// A server with keep-alives and, when given, TLS. Add the [`AuthLayer`](crate::auth::AuthLayer) to it.
+///
+/// # Errors
+/// [`Error::Invalid`] when the certificate is refused.
+pub fn server(tls: Option<&tls::ServerTls>) -> Result<Server, Error> {
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+        .tcp_nodelay(true);
+    match tls {
+        None => Ok(server),
+        Some(tls) => server.tls_config(tls.config.clone()).map_err(|error| Error::Invalid {
+            what: "certificate",
+            at: tls::SERVER_NAME.to_owned(),
+            reason: error.to_string(),
+        }),
+    }
+}
+
+/// Binds `listen`. When its port is 0 the `preferred` port (the one of the last start) is tried first, and any free port
+/// is taken if that one is gone.
+///
+/// # Errors
+/// [`Error::Bind`].
+pub async fn bind_or_fallback(listen: SocketAddr, preferred: Option<u16>) -> Result<TcpListener, Error> {
+    if let (0, Some(port)) = (listen.port(), preferred) {
+        let address = SocketAddr::new(listen.ip(), port);
+        match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => tracing::warn!(%address, %error, "the port of the last start is taken: taking another"),
+        }
+    }
+    TcpListener::bind(listen).await.map_err(|source| Error::Bind { address: listen, source })
+}
+
+/// The addresses to publish for a listener bound to `bound`: itself, or every non-loopback address of the machine when it
+/// is bound to all of them.
+#[must_use]
+pub fn published_addresses(bound: IpAddr) -> Vec<String> {
+    if !bound.is_unspecified() {
+        return vec![bound.to_string()];
+    }
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    let mut addresses: Vec<IpAddr> = interfaces
+        .iter()
+        .map(if_addrs::Interface::ip)
+        .filter(|ip| !ip.is_loopback() && (bound.is_ipv6() || ip.is_ipv4()) && !is_link_local(*ip))
+        .collect();
+    addresses.sort_by_key(|ip| (ip.is_ipv6(), *ip));
+    addresses.dedup();
+    if addresses.is_empty() {
+        addresses.push(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+    }
+    addresses.iter().map(ToString::to_string).collect()
+}
+
+/// Link-local addresses need an interface beside them and cannot be dialled from another machine by number alone.
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
