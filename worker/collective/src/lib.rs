@@ -1,1 +1,29 @@
-//! c10d behind a Rust API.
+//! c10d behind a Rust API, and the few libtorch calls that tch lacks.
+//!
+//! The collectives are PyTorch's own: this crate holds a `c10d::Store` that asks Rust for every key ([`KeyValue`]), process
+//! groups over it ([`ProcessGroup`]), and small functions over tensors. It is the only C++ of the project (`csrc/`), and the
+//! only `unsafe` of this crate lies in the private module `ffi`.
+//!
+//! - **K-1** Every wait on a key ends: with the key, with the timeout, or at once with the [`KeyValue`]'s own error, whose text
+//!   reaches the caller as [`Error::Store`] unchanged.
+//! - **K-2** A panic in a [`KeyValue`] becomes an error of that call; it never crosses into C++.
+//! - **K-3** A [`Work`] may be dropped at any time: c10d keeps the tensors of a running operation alive.
+//! - **K-4** [`ProcessGroup::abort`] ends every wait on the group's works at once and makes the peers see a closed connection.
+//! - **D3** Random values depend on an explicit seed and the element's index alone: no generator is hidden anywhere
+//!   ([`random`]).
+//!
+//! Building needs `LIBTORCH` (`export LIBTORCH=$(scripts/libtorch.sh)`).
+
+mod bytes;
+mod error;
+mod ffi;
+mod group;
+pub mod random;
+mod store;
+mod torch;
+
+pub use bytes::{bytes, copy_from_bytes};
+pub use error::Error;
+pub use group::{GroupOptions, ProcessGroup, ReduceOp, Work};
+pub use store::{KeyValue, KvError, KvErrorKind, Prefixed};
+pub use torch::{AdamW, fused_adamw, grad, set_deterministic, set_flush_denormal, set_num_threads};
