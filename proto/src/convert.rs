@@ -6,6 +6,7 @@
 use std::path::{Component, Path};
 
 use trainctl_spec::report;
+use trainctl_spec::state::exit::ProcessExit;
 use trainctl_spec::{Generation, JobId, Step, Term};
 
 use crate::v1;
@@ -346,39 +347,11 @@ impl TryFrom<&report::ShardReport> for v1::ShardsDurable {
     }
 }
 
-/// How a process ended: exactly one of the two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExitStatus {
-    /// By itself, with this code.
-    Code(i32),
-    /// By a signal.
-    Signal {
-        /// Its number.
-        number: i32,
-        /// Whether it dumped core.
-        core: bool,
-    },
-}
-
-impl std::fmt::Display for ExitStatus {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Code(code) => write!(f, "exited with code {code}"),
-            Self::Signal { number, core: false } => write!(f, "was killed by signal {number}"),
-            Self::Signal { number, core: true } => write!(f, "was killed by signal {number} (core dumped)"),
-        }
-    }
-}
-
 /// How a trainer ended, as its worker's wait saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainerExit {
-    /// Code or signal.
-    pub status: ExitStatus,
-    /// The kernel's out-of-memory killer is the likely cause.
-    pub oom: bool,
-    /// Our worker sent the signal.
-    pub stopped_by_us: bool,
+    /// Code or signal, exactly one of them.
+    pub process: ProcessExit,
     /// Last lines of its standard error.
     pub stderr_tail: Vec<String>,
     /// Its last phase.
@@ -391,16 +364,19 @@ impl TryFrom<v1::TrainerExit> for TrainerExit {
     type Error = ProtocolError;
 
     fn try_from(wire: v1::TrainerExit) -> Result<Self, ProtocolError> {
-        let status = match (wire.code, wire.signal) {
-            (Some(code), None) => ExitStatus::Code(code),
-            (None, Some(number)) => ExitStatus::Signal { number, core: wire.core },
+        match (wire.code, wire.signal) {
+            (Some(_), None) | (None, Some(_)) => {}
             (None, None) => return Err(ProtocolError::Missing("exited.code or exited.signal")),
             (Some(_), Some(_)) => return Err(invalid("exited", "both a code and a signal")),
-        };
+        }
         Ok(Self {
-            status,
-            oom: wire.oom,
-            stopped_by_us: wire.stopped_by_us,
+            process: ProcessExit {
+                code: wire.code,
+                signal: wire.signal,
+                core: wire.core,
+                oom: wire.oom,
+                stopped_by_us: wire.stopped_by_us,
+            },
             stderr_tail: wire.stderr_tail,
             phase: phase(wire.phase)?,
             step: wire.step.map(Step),
@@ -410,16 +386,13 @@ impl TryFrom<v1::TrainerExit> for TrainerExit {
 
 impl From<&TrainerExit> for v1::TrainerExit {
     fn from(exit: &TrainerExit) -> Self {
-        let (code, signal, core) = match exit.status {
-            ExitStatus::Code(code) => (Some(code), None, false),
-            ExitStatus::Signal { number, core } => (None, Some(number), core),
-        };
+        let ProcessExit { code, signal, core, oom, stopped_by_us } = exit.process;
         Self {
             code,
             signal,
             core,
-            oom: exit.oom,
-            stopped_by_us: exit.stopped_by_us,
+            oom,
+            stopped_by_us,
             stderr_tail: exit.stderr_tail.clone(),
             phase: v1::Phase::from(exit.phase).into(),
             step: exit.step.map(|step| step.0),
@@ -541,9 +514,7 @@ mod tests {
     #[test]
     fn an_exit_is_a_code_or_a_signal() {
         let exit = TrainerExit {
-            status: ExitStatus::Signal { number: 9, core: false },
-            oom: false,
-            stopped_by_us: false,
+            process: ProcessExit { signal: Some(9), ..ProcessExit::default() },
             stderr_tail: vec!["x".into()],
             phase: report::Phase::Stepping,
             step: Some(Step(4)),
