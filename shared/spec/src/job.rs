@@ -17,10 +17,10 @@ pub struct JobSpec {
     /// POSIX directory that all nodes see. Absolute once resolved.
     pub run_dir: PathBuf,
     /// Seed of weights and dropout.
-    #[serde(default = "default_seed")]
+    #[serde(default = "defaults::seed")]
     pub seed: u64,
     /// Same bits after any restart at the same layout (P4). Defaults to true on CPU.
-    #[serde(default = "yes")]
+    #[serde(default = "defaults::yes")]
     pub deterministic: bool,
     /// How many workers, on what.
     #[serde(default)]
@@ -131,10 +131,10 @@ pub struct Dataset {
     /// Tokens per sample.
     pub seq_length: u32,
     /// Train, validation and test shares, for example `99,1,0`.
-    #[serde(default = "default_split")]
+    #[serde(default = "defaults::split")]
     pub split: String,
     /// Seed of the shuffles.
-    #[serde(default = "default_data_seed")]
+    #[serde(default = "defaults::data_seed")]
     pub seed: u32,
 }
 
@@ -150,14 +150,48 @@ pub struct WeightedPath {
 }
 
 /// `validation_dataset[_name]`: what it does not say it inherits from `dataset`.
+///
+/// Written flat: `num_val_samples` stands among the keys of a dataset.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "FlatValidationDataset", into = "FlatValidationDataset")]
 pub struct ValidationDataset {
     /// The data; the split's second share is read.
-    #[serde(flatten)]
     pub dataset: Dataset,
     /// Samples of one evaluation; default (max_steps ÷ val_every_steps) · global_batch_size.
     pub num_val_samples: Option<u64>,
+}
+
+/// How a [`ValidationDataset`] is written. Serde's `flatten` would switch `deny_unknown_fields` off.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FlatValidationDataset {
+    paths: Vec<WeightedPath>,
+    #[serde(default)]
+    index_mapping_dir: Option<PathBuf>,
+    #[serde(default)]
+    tokenizer: Option<PathBuf>,
+    seq_length: u32,
+    #[serde(default = "defaults::split")]
+    split: String,
+    #[serde(default = "defaults::data_seed")]
+    seed: u32,
+    #[serde(default)]
+    num_val_samples: Option<u64>,
+}
+
+impl From<FlatValidationDataset> for ValidationDataset {
+    fn from(flat: FlatValidationDataset) -> Self {
+        let FlatValidationDataset { paths, index_mapping_dir, tokenizer, seq_length, split, seed, num_val_samples } =
+            flat;
+        Self { dataset: Dataset { paths, index_mapping_dir, tokenizer, seq_length, split, seed }, num_val_samples }
+    }
+}
+
+impl From<ValidationDataset> for FlatValidationDataset {
+    fn from(set: ValidationDataset) -> Self {
+        let Dataset { paths, index_mapping_dir, tokenizer, seq_length, split, seed } = set.dataset;
+        Self { paths, index_mapping_dir, tokenizer, seq_length, split, seed, num_val_samples: set.num_val_samples }
+    }
 }
 
 /// `step_scheduler`.
@@ -165,15 +199,15 @@ pub struct ValidationDataset {
 #[serde(deny_unknown_fields)]
 pub struct StepScheduler {
     /// Sequences per optimizer step over all ranks.
-    #[serde(default = "default_global_batch")]
+    #[serde(default = "defaults::global_batch")]
     pub global_batch_size: u32,
     /// Sequences per micro-batch.
-    #[serde(default = "one")]
+    #[serde(default = "defaults::one")]
     pub local_batch_size: u32,
     /// Optimizer steps of the whole run: the horizon of schedule and sample index.
     pub max_steps: u64,
     /// Save every so many steps.
-    #[serde(default = "default_ckpt_every")]
+    #[serde(default = "defaults::ckpt_every")]
     pub ckpt_every_steps: u64,
     /// Validate every so many steps; a checkpoint step always validates.
     #[serde(default)]
@@ -372,30 +406,38 @@ impl Default for DistEnv {
     }
 }
 
-fn default_seed() -> u64 {
-    42
-}
+/// Defaults that parsing and deserialising share.
+pub(crate) mod defaults {
+    pub(crate) const SEED: u64 = 42;
+    pub(crate) const DATA_SEED: u32 = 1234;
+    pub(crate) const GLOBAL_BATCH: u32 = 32;
+    pub(crate) const CKPT_EVERY: u64 = 100;
 
-fn default_data_seed() -> u32 {
-    1234
-}
+    pub(crate) fn seed() -> u64 {
+        SEED
+    }
 
-fn default_split() -> String {
-    "1,0,0".to_owned()
-}
+    pub(crate) fn data_seed() -> u32 {
+        DATA_SEED
+    }
 
-fn default_global_batch() -> u32 {
-    32
-}
+    pub(crate) fn split() -> String {
+        "1,0,0".to_owned()
+    }
 
-fn default_ckpt_every() -> u64 {
-    100
-}
+    pub(crate) fn global_batch() -> u32 {
+        GLOBAL_BATCH
+    }
 
-fn one() -> u32 {
-    1
-}
+    pub(crate) fn ckpt_every() -> u64 {
+        CKPT_EVERY
+    }
 
-fn yes() -> bool {
-    true
+    pub(crate) fn one() -> u32 {
+        1
+    }
+
+    pub(crate) fn yes() -> bool {
+        true
+    }
 }

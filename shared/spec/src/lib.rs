@@ -7,10 +7,18 @@
 //! - [`report`]: what a rank reports.
 //! - [`state`]: the job's state machine, exits and causes.
 
+mod emit;
+pub mod fault;
 pub mod ids;
 pub mod job;
+pub mod parse;
 pub mod report;
+pub mod resolve;
 pub mod state;
 
+pub use emit::NotWritable;
+pub use fault::{Fault, Faults, Origin, Severity, Spans};
 pub use ids::{Generation, JobId, Rank, Step, Term};
 pub use job::JobSpec;
+pub use parse::{Override, Parsed, parse};
+pub use resolve::{Files, PathKind, Resolved, resolve};
