@@ -1,1 +1,27 @@
-//! Megatron data.
+//! Training data: Megatron's files and sample order, bit for bit (D1), and the tools that make them.
+//!
+//! Sync and free of tokio and torch. From the spec to token ids: [`open_split`] gives [`Samples`]; [`batch`] says which ids a step and a
+//! rank read.
+//!
+//! - [`indexed`]: `.bin/.idx` pairs · [`split`], [`index`], [`blend`]: which tokens are sample n · [`gpt`], [`Samples`]: reading them
+//! - [`batch`]: steps, micro-batches, ranks (D2)
+
+pub mod batch;
+pub mod blend;
+mod cache;
+mod describe;
+mod durable;
+mod error;
+pub mod gpt;
+pub mod index;
+pub mod indexed;
+mod map;
+mod npy;
+pub mod numpy_random;
+mod samples;
+pub mod split;
+
+pub use error::{Error, Result};
+pub use npy::Ints;
+pub use samples::{Samples, open_split};
+pub use split::Split;
