@@ -92,7 +92,16 @@ fn nested(out: &mut String, value: &Value, indent: usize) {
             for item in items {
                 write_indent(out, indent + 2);
                 out.push('-');
-                nested(out, item, indent + 2);
+                match item {
+                    Value::Object(map) if !map.is_empty() => {
+                        // The first key stands beside the dash.
+                        let mut inner = String::new();
+                        mapping(&mut inner, map, indent + 4);
+                        out.push(' ');
+                        out.push_str(inner.trim_start());
+                    }
+                    _ => nested(out, item, indent + 2),
+                }
             }
         }
         value => {
@@ -142,7 +151,9 @@ fn text(out: &mut String, value: &str) {
             '\n' => out.push_str("\\n"),
             '\t' => out.push_str("\\t"),
             '\r' => out.push_str("\\r"),
-            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') => out.push_str(&format!("\\U{:08X}", c as u32)),
+            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') => {
+                out.push_str(&format!("\\U{:08X}", c as u32))
+            }
             c => out.push(c),
         }
     }

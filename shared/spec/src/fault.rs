@@ -121,6 +121,19 @@ impl Faults {
         });
     }
 
+    /// Keeps the first fault of each key at each place: what follows from it says nothing new.
+    pub(crate) fn keep_first_of_each_key(&mut self) {
+        let mut kept: Vec<Fault> = Vec::new();
+        for fault in self.0.drain(..) {
+            let repeats = !fault.key.is_empty()
+                && kept.iter().any(|other| other.key == fault.key && other.origin == fault.origin);
+            if !repeats {
+                kept.push(fault);
+            }
+        }
+        self.0 = kept;
+    }
+
     /// `Ok` with what did not stop the job.
     ///
     /// # Errors

@@ -11,6 +11,8 @@ mod emit;
 pub mod fault;
 pub mod ids;
 pub mod job;
+pub mod lr;
+pub mod model;
 pub mod parse;
 pub mod report;
 pub mod resolve;

@@ -58,6 +58,7 @@ pub fn resolve(parsed: Parsed, base: &Path, files: &dyn Files) -> Resolved {
     let Parsed { spec, spans } = parsed;
     let mut resolver = Resolver { base, files, spans, faults: Faults::default() };
     let spec = resolver.spec(spec);
+    resolver.faults.keep_first_of_each_key();
     resolver.faults.sort();
     Resolved { spec, spans: resolver.spans, faults: resolver.faults }
 }

@@ -67,6 +67,7 @@ fn read(root: &Node, mut sink: Sink) -> Result<Parsed, Faults> {
     collect_spans(root, "", &mut spans);
     let spec = sections::job(&mut sink, root);
     let mut faults = Faults(sink.faults);
+    faults.keep_first_of_each_key();
     faults.sort();
     match spec {
         Some(spec) if faults.is_empty() => Ok(Parsed { spec, spans }),

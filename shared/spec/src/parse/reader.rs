@@ -105,6 +105,10 @@ impl<'t, 's> Section<'t, 's> {
         read: impl FnOnce(&Node) -> Result<T, String>,
     ) -> Option<T> {
         if self.entry(key).is_none() {
+            // A misspelt key is named once, by `finish`.
+            if self.entries.iter().any(|entry| entry.key != key && nearest(&entry.key, &[key]).is_some()) {
+                return None;
+            }
             let path = self.path(key);
             self.sink.push(&self.origin, &path, None, format!("missing; {what}"));
             return None;

@@ -50,17 +50,19 @@ impl Node {
     pub(crate) fn shown(&self) -> String {
         match &self.value {
             Value::Scalar { text, .. } if text.is_empty() => "\"\"".to_owned(),
-            Value::Scalar { text, .. } => {
-                let mut shown: String = text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
-                if text.chars().count() > 60 {
-                    shown.push('…');
-                }
-                shown
-            }
-            Value::List(items) => format!("a list of {}", items.len()),
+            Value::Scalar { text, .. } => cut(text),
+            Value::List(items) => cut(&format!("[{}]", items.iter().map(Self::shown).collect::<Vec<_>>().join(", "))),
             Value::Map(_) => "a mapping".to_owned(),
         }
     }
+}
+
+fn cut(text: &str) -> String {
+    let mut shown: String = text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().count() > 60 {
+        shown.push('…');
+    }
+    shown
 }
 
 /// Reads one YAML document.
@@ -196,7 +198,7 @@ impl<'a> Loader<'a> {
                 let marker = *error.marker();
                 Err(self.fault(
                     Span::empty(marker),
-                    &format!("not valid YAML (column {}): {}", marker.col() + 1, error.info()),
+                    &format!("not valid YAML at column {}: {}", marker.col() + 1, error.info()),
                 ))
             }
             None => Ok((Event::StreamEnd, Span::default())),
