@@ -193,8 +193,9 @@ int32_t tc_broadcast(tc_group* group, const at::Tensor* tensor, int32_t root, tc
 int32_t tc_all_gather(
     tc_group* group, const at::Tensor* output, const at::Tensor* input, tc_work** out, char** message) {
   return start_work(group, out, message, [&](c10d::Backend& backend) {
-    at::Tensor gathered = *output;
-    at::Tensor own = *input;
+    // Flat views: c10d wants one shape per rank, we promise element counts only.
+    at::Tensor gathered = output->view({-1});
+    at::Tensor own = input->view({-1});
     return backend._allgather_base(gathered, own);
   });
 }
@@ -204,8 +205,8 @@ int32_t tc_reduce_scatter(
   return start_work(group, out, message, [&](c10d::Backend& backend) {
     c10d::ReduceScatterOptions options;
     options.reduceOp = reduce_op(op);
-    at::Tensor own = *output;
-    at::Tensor whole = *input;
+    at::Tensor own = output->view({-1});
+    at::Tensor whole = input->view({-1});
     return backend._reduce_scatter_base(own, whole, options);
   });
 }
