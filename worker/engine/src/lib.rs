@@ -20,10 +20,13 @@ mod error;
 pub mod executor;
 pub mod head;
 pub mod job;
+mod memory;
 pub mod model;
 pub mod optim;
+pub mod parallel;
 pub mod params;
 pub mod schedule;
+mod setup;
 pub mod train;
 pub mod validate;
 

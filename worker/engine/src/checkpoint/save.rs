@@ -1,0 +1,185 @@
+//! Saving: a snapshot at the step boundary, then a thread that makes it durable.
+//!
+//! - **C7** Training waits for the copy to host memory, and for the *write* of the save before (at most one is in
+//!   flight); never for a commit, so a coordinator that is away stops nothing.
+//! - A write that fails is reported and the run goes on on the last commit; only the run's last save must succeed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use serde::{Deserialize, Serialize};
+use tch::{Device, Tensor};
+use trainctl_spec::report::ShardReport;
+use trainctl_spec::{Generation, Rank, Step};
+use trainctl_store::layout::{CheckpointName, Section, ShardName};
+
+use super::deal;
+use crate::Error;
+use crate::job::{Link, TrainJob};
+use crate::optim::AdamW;
+use crate::params::{Entry, Parameters};
+
+/// `optim/trainer.json`: what a resume needs besides tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Zero-based step whose state this is.
+    pub step: u64,
+    /// Zero-based epoch.
+    pub epoch: u64,
+    /// Optimizer updates made: steps less those that `skip_step` skipped.
+    pub updates: u64,
+    /// Sampler positions consumed up to and including `step`.
+    pub consumed_samples: u64,
+    /// Learning rate of the next step. For readers; a resume computes it from the spec.
+    pub next_lr: f64,
+}
+
+/// What goes with a checkpoint besides tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meta {
+    /// Goes to `optim/trainer.json`.
+    pub trainer: TrainerState,
+    /// Loss of the step.
+    pub train_loss: f64,
+    /// Validation losses of the step by name; empty when it was not evaluated.
+    pub val_losses: BTreeMap<String, f64>,
+}
+
+/// The state to save.
+#[derive(Clone, Copy, Debug)]
+pub struct State<'a> {
+    /// Weights.
+    pub params: &'a Parameters,
+    /// Moments.
+    pub optimizer: &'a AdamW,
+}
+
+/// This rank's tensors in host memory.
+#[derive(Default)]
+struct Snapshot {
+    tensors: Vec<(Section, String, Tensor)>,
+}
+
+/// What a writing thread gives back: the buffers, for the next snapshot, and how it went.
+type Written = (Snapshot, Result<(), String>);
+
+/// Saves one rank's share.
+pub struct Saver {
+    rank: Rank,
+    world_size: u32,
+    generation: Generation,
+    run_dir: PathBuf,
+    /// Indices of the parameters that this rank saves.
+    hand: Vec<usize>,
+    link: Arc<dyn Link>,
+    in_flight: Option<(CheckpointName, JoinHandle<Written>)>,
+    spare: Snapshot,
+    /// How the newest save that has ended went.
+    newest: Result<(), Error>,
+}
+
+impl Saver {
+    /// A saver for `job`'s rank.
+    pub fn new(job: &TrainJob, entries: &[Entry], link: Arc<dyn Link>) -> Self {
+        Self {
+            rank: job.rank,
+            world_size: job.world_size,
+            generation: job.generation,
+            run_dir: job.spec.run_dir.clone(),
+            hand: deal(entries, job.world_size).into_iter().nth(job.rank.0 as usize).unwrap_or_default(),
+            link,
+            in_flight: None,
+            spare: Snapshot::default(),
+            newest: Ok(()),
+        }
+    }
+
+    /// Waits for the previous write, copies the state and starts to write it.
+    pub fn save(&mut self, state: State<'_>, meta: Meta) -> Result<(), Error> {
+        self.wait();
+        let mut snapshot = std::mem::take(&mut self.spare);
+        snapshot.fill(&self.hand, state)?;
+        let name = CheckpointName { epoch: meta.trainer.epoch, step: meta.trainer.step };
+        let write = Write {
+            run_dir: self.run_dir.clone(),
+            name,
+            rank: self.rank,
+            world_size: self.world_size,
+            generation: self.generation,
+            meta,
+            link: Arc::clone(&self.link),
+        };
+        let thread = thread::Builder::new()
+            .name("save".to_owned())
+            .spawn(move || {
+                let result = write.run(&snapshot);
+                (snapshot, result)
+            })
+            .map_err(|error| Error::Save { name: name.to_string(), why: format!("start a thread: {error}") })?;
+        self.in_flight = Some((name, thread));
+        Ok(())
+    }
+
+    /// Waits for the run's last save; its failure is the run's.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        self.wait();
+        std::mem::replace(&mut self.newest, Ok(()))
+    }
+
+    fn wait(&mut self) {
+        let Some((name, thread)) = self.in_flight.take() else { return };
+        let (snapshot, result) = thread
+            .join()
+            .unwrap_or_else(|_| (Snapshot::default(), Err("the writing thread panicked".to_owned())));
+        self.spare = snapshot;
+        self.newest = result.map_err(|why| {
+            tracing::error!(checkpoint = %name, error = %why, "a save failed; the run goes on on the last commit");
+            self.link.save_failed(Step(name.step), &why);
+            Error::Save { name: name.to_string(), why }
+        });
+    }
+}
+
+impl Snapshot {
+    /// Copies this rank's tensors, into the buffers of an earlier snapshot where there are any.
+    fn fill(&mut self, hand: &[usize], state: State<'_>) -> Result<(), Error> {
+        let State { params, optimizer } = state;
+        let (exp_avg, exp_avg_sq) = optimizer.moments();
+        let mut sources: Vec<(Section, &str, &Entry, &Tensor)> = Vec::with_capacity(4 * hand.len());
+        for &i in hand {
+            let entry = &params.entries()[i];
+            sources.push((Section::Model, "", entry, &params.values()[i]));
+            sources.push((Section::Optim, "exp_avg.", entry, &exp_avg[i]));
+            sources.push((Section::Optim, "exp_avg_sq.", entry, &exp_avg_sq[i]));
+            if params.has_masters() {
+                sources.push((Section::Optim, "master.", entry, &params.masters()[i]));
+            }
+        }
+        tch::no_grad(|| {
+            if self.tensors.len() != sources.len() {
+                self.tensors.clear();
+                for (section, prefix, entry, source) in &sources {
+                    let buffer = Tensor::f_empty(entry.shape.as_slice(), (source.kind(), Device::Cpu))?;
+                    self.tensors.push((*section, format!("{prefix}{}", entry.name), buffer));
+                }
+            }
+            for ((_, _, buffer), (.., source)) in self.tensors.iter_mut().zip(&sources) {
+                buffer.f_copy_(source)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// One save on its way to the disk.
+struct Write {
+    run_dir: PathBuf,
+    name: CheckpointName,
+    rank: Rank,
+    world_size: u32,
+    generation: Generation,
+    meta: Meta,
+    link: Arc<dyn Link>,
+}

@@ -1,0 +1,101 @@
+//! The ranks of a generation: the few collectives that data parallelism needs.
+//!
+//! Every rank calls every function here in the same order with the same shapes, whether or not it had a micro-batch (D2).
+
+use tch::{Device, Tensor};
+use trainctl_collective::{ProcessGroup, ReduceOp, Work};
+use trainctl_spec::Step;
+
+use crate::Error;
+use crate::executor::Sink;
+use crate::params::Parameters;
+
+/// The data-parallel group of this rank.
+pub struct World {
+    group: ProcessGroup,
+    device: Device,
+}
+
+/// The in-band vector of a step, summed over ranks: whoever heard a request, all act on it at the same step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Label tokens of the global batch.
+    pub tokens: i64,
+    /// Ranks that want to stop.
+    pub stop: i64,
+    /// Ranks that want a save.
+    pub save: i64,
+    /// Ranks that want a profile.
+    pub profile: i64,
+}
+
+impl World {
+    /// Takes the group and proves it by one collective, so that all connections exist before the store is sealed.
+    pub fn new(group: ProcessGroup, device: Device, size: u32, step: Step) -> Result<Self, Error> {
+        let world = Self { group, device };
+        let ones = world.sum(&[1i64], "first all-reduce of the new process group", step)?;
+        if ones != [i64::from(size)] {
+            return Err(Error::Spec(format!("the process group counts {ones:?} ranks where {size} belong")));
+        }
+        Ok(world)
+    }
+
+    /// Sums `counts` over ranks.
+    pub fn sum_counts(&self, counts: Counts, step: Step) -> Result<Counts, Error> {
+        let Counts { tokens, stop, save, profile } = counts;
+        let sum = self.sum(&[tokens, stop, save, profile], "all-reduce the token count and requests", step)?;
+        match sum[..] {
+            [tokens, stop, save, profile] => Ok(Counts { tokens, stop, save, profile }),
+            _ => Err(Error::Spec("an all-reduce changed a tensor's length".to_owned())),
+        }
+    }
+
+    /// Sums numbers over ranks.
+    pub fn sum<T: tch::kind::Element + Copy>(&self, values: &[T], what: &str, step: Step) -> Result<Vec<T>, Error>
+    where
+        Vec<T>: TryFrom<Tensor, Error = tch::TchError>,
+    {
+        let tensor = Tensor::f_from_slice(values)?.f_to(self.device)?;
+        let fail = |source| Error::Collective { what: what.to_owned(), step, source };
+        self.group.all_reduce(&tensor, ReduceOp::Sum).map_err(fail)?.wait().map_err(fail)?;
+        Ok(Vec::<T>::try_from(tensor.f_to(Device::Cpu)?)?)
+    }
+
+    /// Starts the reduction of gradients; see [`Reducer`].
+    pub fn reducer(&self, step: Step) -> Reducer<'_> {
+        Reducer { world: self, step, works: Vec::new() }
+    }
+}
+
+/// Sums each block's bucket over ranks while the backward of earlier blocks goes on.
+pub struct Reducer<'a> {
+    world: &'a World,
+    step: Step,
+    works: Vec<(usize, Work)>,
+}
+
+impl Sink for Reducer<'_> {
+    fn block_done(&mut self, params: &Parameters, block: usize) -> Result<(), Error> {
+        let work = self
+            .world
+            .group
+            .all_reduce(params.bucket(block), ReduceOp::Sum)
+            .map_err(|source| self.fail(block, source))?;
+        self.works.push((block, work));
+        Ok(())
+    }
+}
+
+impl Reducer<'_> {
+    /// Waits until every block's sum is there.
+    pub fn finish(mut self) -> Result<(), Error> {
+        for (block, work) in std::mem::take(&mut self.works) {
+            work.wait().map_err(|source| self.fail(block, source))?;
+        }
+        Ok(())
+    }
+
+    fn fail(&self, block: usize, source: trainctl_collective::Error) -> Error {
+        Error::Collective { what: format!("all-reduce the gradients of block {block}"), step: self.step, source }
+    }
+}

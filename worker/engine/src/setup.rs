@@ -1,0 +1,143 @@
+//! From a [`TrainJob`] to everything that a step needs: settings, process group, data, parameters, optimizer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tch::{Device, Kind};
+use trainctl_collective::{GroupOptions, ProcessGroup};
+use trainctl_dataset::Split;
+use trainctl_spec::Step;
+use trainctl_spec::job::{self, JobSpec, ModelConfigSource, Precision};
+use trainctl_spec::lr::LrSchedule;
+use trainctl_spec::model::Architecture;
+use trainctl_spec::report::Phase;
+
+use crate::Error;
+use crate::checkpoint::{self, Saver};
+use crate::data::Source;
+use crate::executor::Executor;
+use crate::head::Head;
+use crate::job::{Link, TrainJob};
+use crate::model::Gpt2;
+use crate::optim::AdamW;
+use crate::parallel::World;
+use crate::params::Parameters;
+use crate::schedule::Schedule;
+use crate::train::Run;
+use crate::validate::{Share, ValidationSet, num_samples};
+
+/// Meets the other ranks, opens the data and loads the state that the job starts from.
+pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> {
+    let device = device_of(&job.spec)?;
+    trainctl_collective::set_num_threads(job.threads.max(1) as usize).map_err(Error::Shim)?;
+    trainctl_collective::set_deterministic(job.spec.deterministic).map_err(Error::Shim)?;
+    let world = meet(&job, link.as_ref(), device)?;
+
+    link.phase(Phase::Loading, job.start_step);
+    let spec = &job.spec;
+    let arch = architecture(spec)?;
+    let (train, validation) = open_data(spec, arch.vocab_size as i64, device)?;
+
+    let known = arch.parameters();
+    let model = Gpt2::new(arch, i64::from(spec.dataset.seq_length), device)?;
+    let kind = match spec.precision {
+        Precision::Fp32 => Kind::Float,
+        Precision::Bf16 => Kind::BFloat16,
+    };
+    let mut params = Parameters::zeros(&model.block_names(), &known, kind, device)?;
+    let mut optimizer = AdamW::new(&spec.optimizer, params.entries(), device)?;
+    let updates = match &job.start_from {
+        None => {
+            params.init(&known, spec.seed)?;
+            0
+        }
+        Some((name, manifest)) => checkpoint::load(&spec.run_dir, name, manifest, &mut params, &mut optimizer)?.updates,
+    };
+    Ok(Run {
+        generation: job.generation,
+        share: Share {
+            rank: job.rank.0,
+            size: job.world_size,
+            local_batch_size: spec.step_scheduler.local_batch_size,
+        },
+        start_step: job.start_step,
+        schedule: Schedule::new(&spec.step_scheduler, job.stop_at),
+        lr: LrSchedule::new(&spec.lr_scheduler, &spec.optimizer, &spec.step_scheduler),
+        saver: Saver::new(&job, params.entries(), Arc::clone(&link)),
+        executor: Executor::new(model, Head::new(spec.loss_fn), false),
+        spec: job.spec,
+        link,
+        world,
+        train,
+        validation,
+        params,
+        optimizer,
+        updates,
+    })
+}
+
+fn device_of(spec: &JobSpec) -> Result<Device, Error> {
+    match spec.resources.device {
+        job::Device::Cpu => Ok(Device::Cpu),
+        job::Device::Cuda => Err(Error::Unsupported {
+            key: "resources.device",
+            value: "cuda".to_owned(),
+            why: "this build trains on CPUs; use resources.device: cpu".to_owned(),
+        }),
+    }
+}
+
+/// Makes the generation's process groups and proves them; afterwards the rendezvous store may be sealed.
+fn meet(job: &TrainJob, link: &dyn Link, device: Device) -> Result<World, Error> {
+    link.phase(Phase::Rendezvous, job.start_step);
+    let timeout = Duration::try_from_secs_f64(job.spec.dist_env.timeout_minutes * 60.0)
+        .map_err(|e| Error::Spec(format!("dist_env.timeout_minutes {}: {e}", job.spec.dist_env.timeout_minutes)))?;
+    let address = job.address.parse().map_err(|e| Error::Spec(format!("rank address {:?}: {e}", job.address)))?;
+    let options =
+        GroupOptions { rank: job.rank.0 as usize, world_size: job.world_size as usize, address, timeout };
+    let fail = |source| Error::Collective { what: "make the process group".to_owned(), step: job.start_step, source };
+    let group = ProcessGroup::gloo(Arc::clone(&job.rendezvous), &options).map_err(fail)?;
+    let world = World::new(group, device, job.world_size, job.start_step)?;
+    link.formed();
+    Ok(world)
+}
+
+/// The architecture that the resolved spec holds inline.
+pub fn architecture(spec: &JobSpec) -> Result<Architecture, Error> {
+    match &spec.model.config {
+        ModelConfigSource::Inline(config) => {
+            Architecture::from_config(config).map_err(|e| Error::Spec(format!("model.config: {e}")))
+        }
+        ModelConfigSource::Path(path) => Err(Error::Spec(format!(
+            "model.config still names the file {}: the spec was not resolved",
+            path.display()
+        ))),
+    }
+}
+
+fn open_data(spec: &JobSpec, vocab: i64, device: Device) -> Result<(Source, Vec<ValidationSet>), Error> {
+    let wanted = spec.step_scheduler.max_steps * u64::from(spec.step_scheduler.global_batch_size);
+    let train = Source::open("train", &spec.dataset, Split::Train, wanted, vocab, device)?;
+    if train.len() < wanted {
+        return Err(Error::Spec(format!(
+            "dataset: {} samples, but max_steps × global_batch_size = {wanted} are needed; give the paths weights (then \
+             data repeats) or lower step_scheduler.max_steps",
+            train.len()
+        )));
+    }
+    let mut validation = Vec::with_capacity(spec.validation_datasets.len());
+    for (name, set) in &spec.validation_datasets {
+        let wanted = num_samples(spec, set);
+        let source = Source::open(name, &set.dataset, Split::Valid, wanted, vocab, device)?;
+        let num_samples = wanted.min(source.len());
+        if num_samples == 0 {
+            return Err(Error::Spec(format!(
+                "validation_dataset {name}: no sample of seq_length {}; dataset.split {:?} leaves too little",
+                source.seq_length(),
+                set.dataset.split
+            )));
+        }
+        validation.push(ValidationSet { name: name.clone(), source, num_samples });
+    }
+    Ok((train, validation))
+}

@@ -1,0 +1,217 @@
+//! The training loop.
+//!
+//! [`run`] is the whole life of a rank: meet the others, load, then step by step until the schedule says stop. Every
+//! decision is taken on numbers that are equal on every rank: the reduced counts, the reduced loss and the norm of the
+//! reduced gradient.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use trainctl_dataset::batch;
+use trainctl_spec::job::JobSpec;
+use trainctl_spec::lr::LrSchedule;
+use trainctl_spec::report::{Phase, TrainRow, ValidationRow};
+use trainctl_spec::{Generation, Step};
+
+use crate::checkpoint::{Meta, Saver, State, TrainerState};
+use crate::data::Source;
+use crate::executor::{Executor, NoSync, Sink};
+use crate::job::{Finished, Link, Requests, TrainJob};
+use crate::model::Draw;
+use crate::optim::{self, AdamW, Verdict};
+use crate::parallel::{Counts, World};
+use crate::params::Parameters;
+use crate::schedule::{Asked, Schedule};
+use crate::setup;
+use crate::validate::{self, Share, ValidationSet};
+use crate::{Error, memory};
+
+/// Epoch of every step: the sample index spans all passes over the corpus, as in Megatron, so there is one epoch.
+pub const EPOCH: u64 = 0;
+
+/// Trains one rank of one generation until its schedule, a stop request or an error ends it.
+pub fn run(job: TrainJob, link: Arc<dyn Link>) -> Result<Finished, Error> {
+    let mut run = setup::prepare(job, Arc::clone(&link))?;
+    let mut step = run.start_step;
+    let mut last_loss = None;
+    let cause = loop {
+        if step >= run.schedule.end() {
+            break run.schedule.end_cause();
+        }
+        link.phase(Phase::Stepping, step);
+        let done = run.step(step, link.requests())?;
+        last_loss = Some(done.loss);
+        link.step_done(step);
+        let after = run.schedule.after(step, done.asked);
+        let val_losses = if after.validate { run.validate(step)? } else { BTreeMap::new() };
+        if let Some(reason) = after.save {
+            tracing::info!(step = step.0, ?reason, "save");
+            run.save(step, done.loss, val_losses)?;
+        }
+        step = Step(step.0 + 1);
+        if let Some(cause) = after.stop {
+            break cause;
+        }
+    };
+    run.saver.finish()?;
+    link.phase(Phase::Finished, step);
+    Ok(Finished { cause, next_step: step, last_loss })
+}
+
+/// Everything that a step needs.
+pub(crate) struct Run {
+    pub(crate) spec: JobSpec,
+    pub(crate) generation: Generation,
+    pub(crate) share: Share,
+    pub(crate) start_step: Step,
+    pub(crate) schedule: Schedule,
+    pub(crate) lr: LrSchedule,
+    pub(crate) link: Arc<dyn Link>,
+    pub(crate) world: World,
+    pub(crate) train: Source,
+    pub(crate) validation: Vec<ValidationSet>,
+    pub(crate) executor: Executor,
+    pub(crate) params: Parameters,
+    pub(crate) optimizer: AdamW,
+    /// Updates made so far: steps less those that `skip_step` skipped.
+    pub(crate) updates: u64,
+    pub(crate) saver: Saver,
+}
+
+/// What a step leaves behind, equal on every rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepDone {
+    pub(crate) loss: f64,
+    pub(crate) asked: Asked,
+}
+
+impl Run {
+    /// One optimizer step.
+    fn step(&mut self, step: Step, requests: Requests) -> Result<StepDone, Error> {
+        let started = Instant::now();
+        let ids = batch::step_ids(step.0, self.spec.step_scheduler.global_batch_size);
+        let cut = batch::micro_batches(ids.clone(), self.share.local_batch_size);
+        let mine = &cut[batch::assign(cut.len(), self.share.rank, self.share.size)];
+
+        let samples: u64 = mine.iter().map(|run| run.end - run.start).sum();
+        let counts = self.world.sum_counts(
+            Counts {
+                tokens: (samples * self.train.seq_length()).cast_signed(),
+                stop: i64::from(requests.stop),
+                save: i64::from(requests.save),
+                profile: 0,
+            },
+            step,
+        )?;
+        let scale = 1.0 / counts.tokens as f64;
+
+        self.params.zero_grads()?;
+        let mut reducer = self.world.reducer(step);
+        let mut loss_sum = 0.0;
+        let rounds = batch::rounds(cut.len(), self.share.size);
+        for round in 0..rounds {
+            let last = round + 1 == rounds;
+            let sink: &mut dyn Sink = if last { &mut reducer } else { &mut NoSync };
+            if let Some(range) = mine.get(round) {
+                let batch = self.train.batch(range.clone(), range.start - ids.start)?;
+                let draw = Draw { seed: self.spec.seed, step: step.0, first_sequence: batch.first_sequence };
+                loss_sum += self.executor.forward_backward(&mut self.params, &batch, Some(&draw), scale, sink)?;
+            } else {
+                // D2: no micro-batch in this round, but part of its collectives.
+                for block in self.executor.backward_order() {
+                    sink.block_done(&self.params, block)?;
+                }
+            }
+        }
+        reducer.finish()?;
+        let loss = self.world.sum(&[loss_sum], "all-reduce the loss", step)?.iter().sum::<f64>() * scale;
+        let grad_norm = optim::grad_norm(&self.params)?;
+        self.update(step, loss, grad_norm)?;
+        self.report(step, loss, grad_norm, counts.tokens.cast_unsigned(), started);
+        Ok(StepDone { loss, asked: Asked { stop: counts.stop, save: counts.save } })
+    }
+
+    /// Clips and updates, or does what `on_nonfinite` says.
+    fn update(&mut self, step: Step, loss: f64, grad_norm: f64) -> Result<(), Error> {
+        match optim::verdict(loss, grad_norm, self.spec.fault_tolerance.on_nonfinite) {
+            Verdict::Update => {
+                optim::clip(&mut self.params, grad_norm, self.spec.clip_grad_norm.max_norm)?;
+                self.optimizer.step(&mut self.params, self.updates, self.lr.at(step.0))?;
+                self.updates += 1;
+                Ok(())
+            }
+            Verdict::Skip => {
+                tracing::warn!(step = step.0, loss, grad_norm, "not finite: the step is skipped");
+                Ok(())
+            }
+            Verdict::Stop => Err(Error::NonFinite { step, loss, grad_norm }),
+        }
+    }
+
+    fn report(&self, step: Step, loss: f64, grad_norm: f64, tokens: u64, started: Instant) {
+        if self.share.rank != 0 {
+            return;
+        }
+        let tps = tokens as f64 / started.elapsed().as_secs_f64().max(1e-9);
+        self.link.train_row(TrainRow {
+            step: step.0,
+            epoch: EPOCH,
+            timestamp: timestamp(),
+            loss,
+            grad_norm,
+            lr: self.lr.at(step.0 + 1),
+            mem: memory::take_peak_gib(),
+            tps,
+            tps_per_gpu: tps / f64::from(self.share.size),
+            mfu: None,
+            num_tokens_per_step: tokens,
+            num_label_tokens: tokens,
+            generation: self.generation.0,
+        });
+    }
+
+    /// Evaluates every validation set; the losses by name.
+    fn validate(&mut self, step: Step) -> Result<BTreeMap<String, f64>, Error> {
+        let mut losses = BTreeMap::new();
+        for set in &mut self.validation {
+            self.link.phase(Phase::Validating, step);
+            let found = validate::evaluate(&mut self.executor, &self.params, set, &self.world, self.share, step)?;
+            losses.insert(set.name.clone(), found.loss);
+            if self.share.rank == 0 {
+                self.link.validation_row(ValidationRow {
+                    name: set.name.clone(),
+                    step: step.0,
+                    epoch: EPOCH,
+                    timestamp: timestamp(),
+                    val_loss: found.loss,
+                    lr: self.lr.at(step.0 + 1),
+                    num_label_tokens: found.num_label_tokens,
+                    mem: memory::take_peak_gib(),
+                    generation: self.generation.0,
+                });
+            }
+        }
+        Ok(losses)
+    }
+
+    /// Snapshots the state and has it written in the background (C7).
+    fn save(&mut self, step: Step, train_loss: f64, val_losses: BTreeMap<String, f64>) -> Result<(), Error> {
+        self.link.phase(Phase::Saving, step);
+        let consumed_samples = batch::step_ids(step.0, self.spec.step_scheduler.global_batch_size).end;
+        let trainer = TrainerState {
+            step: step.0,
+            epoch: EPOCH,
+            updates: self.updates,
+            consumed_samples,
+            next_lr: self.lr.at(step.0 + 1),
+        };
+        let state = State { params: &self.params, optimizer: &self.optimizer };
+        self.saver.save(state, Meta { trainer, train_loss, val_losses })
+    }
+}
+
+/// UTC with milliseconds, as NeMo AutoModel writes it.
+fn timestamp() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
+}
