@@ -1,0 +1,456 @@
+//! The session's decisions as a pure state machine. No I/O, no clock: `now` is an argument, effects are the answer.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use trainctl_proto::v1::{
+    Ack, Assignment, CommandResult, Fence, Heartbeat, Phase, RankReport, RunningTrainer, StartTrainer, StopTrainer,
+    TrainerControl, coordinator_message::Body as Command, rank_report::Report,
+};
+
+use crate::state::{Fences, StoredFence};
+
+/// Time between heartbeats.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a new stream may take to its Welcome; also the lease until a Welcome has named one.
+pub const FIRST_LEASE: Duration = Duration::from_secs(10);
+/// Command ids whose results are kept. A coordinator repeats only commands that it has no result of.
+const MAX_RESULTS: usize = 1_024;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A stream is open and the Hello is on its way.
+    Connected,
+    /// There is no stream any more, or a dial failed. `retry_in` is the back-off's next delay.
+    Disconnected {
+        /// Why, for the log.
+        reason: String,
+        /// When to dial again.
+        retry_in: Duration,
+    },
+    /// The coordinator said something.
+    Heard(Command),
+    /// The trainer said something that is not spooled.
+    Said(RankReport),
+    /// The trainer that [`Effect::Start`] asked for exists.
+    Started {
+        /// Its process id.
+        pid: u32,
+        /// Clock ticks since boot.
+        start_time: u64,
+    },
+    /// It could not be started; nothing of it is left.
+    StartFailed {
+        /// Why.
+        reason: String,
+    },
+    /// The trainer has ended, but something of it cannot be killed.
+    Stuck {
+        /// What.
+        reason: String,
+    },
+    /// The trainer and everything of it is gone and its exit is spooled.
+    Gone,
+    /// Time passed.
+    Tick,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Open a stream.
+    Dial,
+    /// Drop the stream.
+    HangUp {
+        /// Why, for the log.
+        reason: String,
+    },
+    /// Send a message that is not spooled; lost when there is no stream.
+    Send(Outgoing),
+    /// The stream is welcome: send what the spool holds.
+    Pump,
+    /// Store the fences durably, before the effects that follow (W3).
+    Remember,
+    /// Start a trainer.
+    Start(Box<Assignment>),
+    /// Kill the trainer and everything of it.
+    Kill {
+        /// What its waiting calls are told.
+        reason: String,
+    },
+    /// Hand a request to the trainer.
+    Control(TrainerControl),
+    /// The coordinator has the spool up to here.
+    Acked(Ack),
+}
+
+/// A message that is not spooled.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outgoing {
+    /// Once a second.
+    Heartbeat(Heartbeat),
+    /// Answer to a command.
+    Result(CommandResult),
+    /// From the trainer.
+    Report(RankReport),
+}
+
+/// State of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stream {
+    Down { dial_at: Duration },
+    Dialling,
+    Up { heard_at: Duration, lease: Duration, beat_at: Duration },
+}
+
+/// State of the trainer.
+#[derive(Clone, Debug, PartialEq)]
+enum Trainer {
+    Idle,
+    Starting {
+        run: String,
+        fence: Fence,
+        rank: u32,
+        command: String,
+        stop: Vec<String>,
+    },
+    Running {
+        run: String,
+        running: RunningTrainer,
+        stop: Vec<String>,
+    },
+    /// Its end is known or wished for; it is not gone yet.
+    Stuck {
+        run: String,
+        fence: Fence,
+        reason: String,
+    },
+}
+
+impl Trainer {
+    fn current(&self) -> Option<(&str, &Fence)> {
+        match self {
+            Self::Idle => None,
+            Self::Starting { run, fence, .. } | Self::Stuck { run, fence, .. } => Some((run, fence)),
+            Self::Running { run, running, .. } => running.fence.as_ref().map(|fence| (run.as_str(), fence)),
+        }
+    }
+}
+
+/// The machine.
+#[derive(Debug)]
+pub struct Machine {
+    stream: Stream,
+    trainer: Trainer,
+    fences: Fences,
+    results: VecDeque<(String, Option<CommandResult>)>,
+    run_of: fn(&Assignment) -> Result<String, String>,
+}
+
+impl Machine {
+    /// A machine without stream or trainer. `run_of` names the run directory of an assignment.
+    pub fn new(fences: Fences, run_of: fn(&Assignment) -> Result<String, String>) -> Self {
+        Self {
+            stream: Stream::Down { dial_at: Duration::ZERO },
+            trainer: Trainer::Idle,
+            fences,
+            results: VecDeque::new(),
+            run_of,
+        }
+    }
+
+    /// The fences to store on [`Effect::Remember`].
+    pub fn fences(&self) -> &Fences {
+        &self.fences
+    }
+
+    /// The trainer as Hello describes it.
+    pub fn running(&self) -> Option<RunningTrainer> {
+        match &self.trainer {
+            Trainer::Running { running, .. } => Some(running.clone()),
+            Trainer::Starting { fence, rank, .. } => Some(RunningTrainer {
+                fence: Some(fence.clone()),
+                rank: *rank,
+                phase: Phase::Starting.into(),
+                ..RunningTrainer::default()
+            }),
+            Trainer::Idle | Trainer::Stuck { .. } => None,
+        }
+    }
+
+    /// Whether a trainer, or something of one, may be there.
+    pub fn has_trainer(&self) -> bool {
+        self.trainer != Trainer::Idle
+    }
+
+    /// Takes an event and says what to do, in order.
+    pub fn on(&mut self, now: Duration, event: Event) -> Vec<Effect> {
+        match event {
+            Event::Connected => {
+                self.stream = Stream::Up { heard_at: now, lease: FIRST_LEASE, beat_at: now + HEARTBEAT };
+                Vec::new()
+            }
+            Event::Disconnected { reason, retry_in } => {
+                tracing::debug!(%reason, ?retry_in, "no session");
+                self.stream = Stream::Down { dial_at: now + retry_in };
+                Vec::new()
+            }
+            Event::Heard(command) => {
+                if let Stream::Up { heard_at, .. } = &mut self.stream {
+                    *heard_at = now;
+                }
+                self.heard(command)
+            }
+            Event::Said(report) => self.said(report),
+            Event::Started { pid, start_time } => self.started(pid, start_time),
+            Event::StartFailed { reason } => self.start_failed(&reason),
+            Event::Stuck { reason } => self.stuck(reason),
+            Event::Gone => self.gone(),
+            Event::Tick => self.tick(now),
+        }
+    }
+
+    fn tick(&mut self, now: Duration) -> Vec<Effect> {
+        match self.stream {
+            Stream::Down { dial_at } if now >= dial_at => {
+                self.stream = Stream::Dialling;
+                vec![Effect::Dial]
+            }
+            Stream::Up { heard_at, lease, .. } if now > heard_at + lease => {
+                let silent = now.saturating_sub(heard_at);
+                vec![Effect::HangUp { reason: format!("the coordinator was silent for {:.1} s", silent.as_secs_f64()) }]
+            }
+            Stream::Up { heard_at, lease, beat_at } if now >= beat_at => {
+                self.stream = Stream::Up { heard_at, lease, beat_at: now + HEARTBEAT };
+                vec![Effect::Send(Outgoing::Heartbeat(self.heartbeat()))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn heartbeat(&self) -> Heartbeat {
+        match self.running() {
+            Some(running) => Heartbeat { phase: running.phase, step: running.step },
+            None => Heartbeat::default(),
+        }
+    }
+
+    fn heard(&mut self, command: Command) -> Vec<Effect> {
+        match command {
+            Command::Welcome(welcome) => {
+                if let Stream::Up { lease, .. } = &mut self.stream {
+                    *lease = Duration::from_millis(welcome.lease_ms.max(1_000));
+                }
+                vec![Effect::Pump]
+            }
+            Command::Beat(_) => Vec::new(),
+            Command::Ack(ack) => vec![Effect::Acked(ack)],
+            Command::StartTrainer(start) => self.start(start),
+            Command::StopTrainer(stop) => self.stop(stop),
+            Command::Control(control) => self.control(control),
+        }
+    }
+
+    /// W1: the stored answer of a command that was seen before; `Some([])` while it is still being carried out.
+    fn repeat(&mut self, id: &str) -> Option<Vec<Effect>> {
+        let (_, result) = self.results.iter().find(|(known, _)| known == id)?;
+        Some(result.iter().map(|result| Effect::Send(Outgoing::Result(result.clone()))).collect())
+    }
+
+    fn pending(&mut self, id: &str) {
+        self.results.push_back((id.to_owned(), None));
+        while self.results.len() > MAX_RESULTS {
+            self.results.pop_front();
+        }
+    }
+
+    fn answer(&mut self, id: &str, error: String, stale: bool, current: Option<Fence>) -> Effect {
+        let result = CommandResult { command_id: id.to_owned(), error, stale, current };
+        match self.results.iter_mut().find(|(known, _)| known == id) {
+            Some((_, slot)) => *slot = Some(result.clone()),
+            None => {
+                self.pending(id);
+                if let Some((_, slot)) = self.results.back_mut() {
+                    *slot = Some(result.clone());
+                }
+            }
+        }
+        Effect::Send(Outgoing::Result(result))
+    }
+
+    fn done(&mut self, id: &str) -> Effect {
+        let current = self.trainer.current().map(|(_, fence)| fence.clone());
+        self.answer(id, String::new(), false, current)
+    }
+
+    fn refuse(&mut self, id: &str, error: String, known: Option<&StoredFence>) -> Effect {
+        self.answer(id, error, true, known.map(Fence::from))
+    }
+
+    fn start(&mut self, start: StartTrainer) -> Vec<Effect> {
+        let id = start.command_id;
+        if let Some(again) = self.repeat(&id) {
+            return again;
+        }
+        let Some(assignment) = start.assignment else {
+            return vec![self.answer(&id, "StartTrainer has no assignment".to_owned(), false, None)];
+        };
+        let fence = assignment.fence.clone().unwrap_or_default();
+        let run = match (self.run_of)(&assignment) {
+            Ok(run) => run,
+            Err(reason) => return vec![self.answer(&id, reason, false, None)],
+        };
+        let known = self.fences.get(&run).cloned();
+        let raises = known.as_ref().is_none_or(|known| fence.generation > known.generation);
+        if let Some(known) = &known
+            && fence.term < known.term
+        {
+            let reason = format!("term {} is over: this worker has obeyed term {}", fence.term, known.term);
+            return vec![self.refuse(&id, reason, Some(known))];
+        }
+        if let Some((current_run, current)) = self.trainer.current() {
+            let same = current_run == run && current.generation == fence.generation && current.job == fence.job;
+            if same && !matches!(self.trainer, Trainer::Stuck { .. }) {
+                return vec![self.done(&id)];
+            }
+            let (current, older) = (current.clone(), !raises);
+            let mut reason = format!("the trainer of generation {} has not ended yet", current.generation);
+            if let Trainer::Stuck { reason: stuck, .. } = &self.trainer {
+                reason = format!("quarantined: {stuck}");
+            }
+            return vec![self.answer(&id, reason, older, Some(current))];
+        }
+        if !raises {
+            let reason = format!("generation {} is over on this worker", fence.generation);
+            return vec![self.refuse(&id, reason, known.as_ref())];
+        }
+        self.fences.raise(&run, &fence);
+        self.pending(&id);
+        self.trainer = Trainer::Starting { run, fence, rank: assignment.rank, command: id, stop: Vec::new() };
+        vec![Effect::Remember, Effect::Start(Box::new(assignment))]
+    }
+
+    fn stop(&mut self, stop: StopTrainer) -> Vec<Effect> {
+        let id = stop.command_id;
+        if let Some(again) = self.repeat(&id) {
+            return again;
+        }
+        let fence = stop.fence.unwrap_or_default();
+        let Some((run, current)) = self.trainer.current().map(|(run, fence)| (run.to_owned(), fence.clone())) else {
+            // Nothing runs: what was to be stopped is stopped.
+            return vec![self.done(&id)];
+        };
+        if current.job != fence.job || fence.generation > current.generation {
+            return vec![self.done(&id)];
+        }
+        let known = self.fences.get(&run).cloned();
+        let old_term = known.as_ref().is_some_and(|known| fence.term < known.term);
+        if old_term || fence.generation < current.generation {
+            let reason = format!(
+                "term {} generation {} is over: generation {} runs here",
+                fence.term, fence.generation, current.generation
+            );
+            return vec![self.refuse(&id, reason, known.as_ref())];
+        }
+        let mut effects = Vec::new();
+        if self.fences.raise(&run, &fence) {
+            effects.push(Effect::Remember);
+        }
+        match &mut self.trainer {
+            Trainer::Starting { stop, .. } => stop.push(id.clone()),
+            Trainer::Running { stop, .. } => {
+                stop.push(id.clone());
+                effects.push(Effect::Kill { reason: over(&current) });
+            }
+            Trainer::Stuck { reason, .. } => {
+                let reason = reason.clone();
+                effects.push(self.answer(&id, reason, false, Some(current)));
+                return effects;
+            }
+            Trainer::Idle => {}
+        }
+        self.pending(&id);
+        effects
+    }
+
+    fn control(&mut self, control: TrainerControl) -> Vec<Effect> {
+        let fence = control.fence.clone().unwrap_or_default();
+        let Some((run, current)) = self.trainer.current().map(|(run, fence)| (run.to_owned(), fence.clone())) else {
+            tracing::info!(generation = fence.generation, "request for a trainer that is gone: ignored");
+            return Vec::new();
+        };
+        let old_term = self.fences.get(&run).is_some_and(|known| fence.term < known.term);
+        if old_term || current.job != fence.job || current.generation != fence.generation {
+            tracing::info!(generation = fence.generation, term = fence.term, "stale request for the trainer: ignored");
+            return Vec::new();
+        }
+        let mut effects = Vec::new();
+        if self.fences.raise(&run, &fence) {
+            effects.push(Effect::Remember);
+        }
+        effects.push(Effect::Control(control));
+        effects
+    }
+
+    fn said(&mut self, report: RankReport) -> Vec<Effect> {
+        if let Trainer::Running { running, .. } = &mut self.trainer {
+            match &report.report {
+                Some(Report::Phase(changed)) => running.phase = changed.phase,
+                Some(Report::Step(done)) => running.step = Some(done.step),
+                _ => {}
+            }
+        }
+        vec![Effect::Send(Outgoing::Report(report))]
+    }
+
+    fn started(&mut self, pid: u32, start_time: u64) -> Vec<Effect> {
+        let Trainer::Starting { run, fence, rank, command, stop } = std::mem::replace(&mut self.trainer, Trainer::Idle)
+        else {
+            return Vec::new();
+        };
+        let mut effects = Vec::new();
+        if !stop.is_empty() {
+            effects.push(Effect::Kill { reason: over(&fence) });
+        }
+        let phase = Phase::Starting.into();
+        let running = RunningTrainer { fence: Some(fence), rank, pid, start_time, phase, step: None };
+        self.trainer = Trainer::Running { run, running, stop };
+        effects.push(self.done(&command));
+        effects
+    }
+
+    fn start_failed(&mut self, reason: &str) -> Vec<Effect> {
+        let Trainer::Starting { fence, command, stop, .. } = std::mem::replace(&mut self.trainer, Trainer::Idle) else {
+            return Vec::new();
+        };
+        let mut effects = vec![self.answer(&command, reason.to_owned(), false, Some(fence))];
+        effects.extend(stop.iter().map(|id| self.done(id)));
+        effects
+    }
+
+    fn stuck(&mut self, reason: String) -> Vec<Effect> {
+        let Some((run, fence)) = self.trainer.current().map(|(run, fence)| (run.to_owned(), fence.clone())) else {
+            return Vec::new();
+        };
+        let stopping = match std::mem::replace(&mut self.trainer, Trainer::Idle) {
+            Trainer::Running { stop, .. } | Trainer::Starting { stop, .. } => stop,
+            Trainer::Idle | Trainer::Stuck { .. } => Vec::new(),
+        };
+        let effects =
+            stopping.iter().map(|id| self.answer(id, reason.clone(), false, Some(fence.clone()))).collect::<Vec<_>>();
+        self.trainer = Trainer::Stuck { run, fence, reason };
+        effects
+    }
+
+    fn gone(&mut self) -> Vec<Effect> {
+        match std::mem::replace(&mut self.trainer, Trainer::Idle) {
+            Trainer::Running { stop, .. } => stop.iter().map(|id| self.done(id)).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn over(fence: &Fence) -> String {
+    format!("generation {} is over: the coordinator stopped this trainer", fence.generation)
+}

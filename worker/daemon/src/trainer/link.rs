@@ -1,0 +1,181 @@
+//! What the trainer is served over its inherited socketpair: its assignment, a place for its reports, the requests of
+//! its coordinator, and rendezvous.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use futures::StreamExt as _;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+use trainctl_proto::v1::rendezvous_server::RendezvousServer;
+use trainctl_proto::v1::trainer_link_server::{TrainerLink, TrainerLinkServer};
+use trainctl_proto::v1::{
+    Assignment, AssignmentRequest, ControlRequest, Phase, RankReport, ReportReply, TrainerControl, rank_report::Report,
+    trainer_control,
+};
+use trainctl_runtime::rpc::MAX_MESSAGE_BYTES;
+use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+
+use super::lock;
+use super::rendezvous::Forward;
+use crate::session::machine::Event;
+use crate::session::transport::Gateway;
+use crate::spool::{self, SpoolHandle};
+
+/// Requests that may wait for a trainer; all of them are repeatable, so what does not fit is dropped.
+const CONTROL_QUEUE: usize = 64;
+
+/// One trainer's line to its worker: what both sides of it share.
+pub(super) struct Line {
+    assignment: Assignment,
+    spool: SpoolHandle,
+    events: mpsc::Sender<Event>,
+    progress: Mutex<(Phase, Option<u64>)>,
+    control: mpsc::Sender<TrainerControl>,
+    controls: Mutex<Option<mpsc::Receiver<TrainerControl>>>,
+    open: watch::Sender<bool>,
+    over: watch::Sender<Option<String>>,
+    sealed: watch::Sender<bool>,
+}
+
+impl Line {
+    pub(super) fn new(assignment: Assignment, spool: SpoolHandle, events: mpsc::Sender<Event>) -> Self {
+        let (control, controls) = mpsc::channel(CONTROL_QUEUE);
+        Self {
+            assignment,
+            spool,
+            events,
+            progress: Mutex::new((Phase::Starting, None)),
+            control,
+            controls: Mutex::new(Some(controls)),
+            open: watch::Sender::new(false),
+            over: watch::Sender::new(None),
+            sealed: watch::Sender::new(false),
+        }
+    }
+
+    /// The start is reported: the trainer may have its assignment.
+    pub(super) fn open(&self) {
+        self.open.send_replace(true);
+    }
+
+    /// Ends every waiting rendezvous call with this reason, now and from now on. The first reason stays.
+    pub(super) fn over(&self, reason: &str) {
+        self.over.send_if_modified(|over| {
+            let first = over.is_none();
+            if first {
+                *over = Some(reason.to_owned());
+            }
+            first
+        });
+    }
+
+    pub(super) fn watch_over(&self) -> watch::Receiver<Option<String>> {
+        self.over.subscribe()
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        *self.sealed.borrow()
+    }
+
+    /// Hands a request to the trainer.
+    pub(super) fn control(&self, control: TrainerControl) {
+        if matches!(control.request, Some(trainer_control::Request::Sealed(_))) {
+            self.sealed.send_replace(true);
+        }
+        if let Err(error) = self.control.try_send(control) {
+            tracing::warn!(%error, "the trainer takes no requests: one is dropped");
+        }
+    }
+
+    /// Phase and last step.
+    pub(super) fn progress(&self) -> (Phase, Option<u64>) {
+        *lock(&self.progress)
+    }
+
+    pub(super) fn assignment(&self) -> &Assignment {
+        &self.assignment
+    }
+
+    /// A report of this rank. The worker, not the trainer, says whose it is.
+    pub(super) fn report(&self, report: Report) -> RankReport {
+        RankReport { fence: self.assignment.fence.clone(), rank: self.assignment.rank, report: Some(report) }
+    }
+
+    fn note(&self, report: &Report) {
+        let mut progress = lock(&self.progress);
+        match report {
+            Report::Phase(changed) => progress.0 = changed.phase(),
+            Report::Step(done) => progress.1 = Some(done.step),
+            Report::TrainRow(row) => progress.1 = progress.1.max(Some(row.step)),
+            Report::Finished(_) => progress.0 = Phase::Finished,
+            _ => {}
+        }
+    }
+}
+
+/// Serves until dropped.
+pub(super) struct Served {
+    task: JoinHandle<()>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Serves the trainer at the other end of `socket`.
+pub(super) fn serve(
+    socket: UnixStream,
+    line: Arc<Line>,
+    gateway: Gateway,
+    shutdown: &Shutdown,
+) -> std::io::Result<Served> {
+    let socket = tokio::net::UnixStream::from_std(socket)?;
+    // One connection, and no end of the listener: its end would end the server.
+    let incoming = futures::stream::iter([Ok::<_, std::io::Error>(socket)]).chain(futures::stream::pending());
+    let link = TrainerLinkServer::new(Link(line.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let rendezvous = RendezvousServer::new(Forward::new(line, gateway)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let server = tonic::transport::Server::builder().add_service(link).add_service(rendezvous);
+    let kind = TaskKind { name: "trainer link", on_cancel: OnCancel::Finish, on_error: OnError::Log };
+    Ok(Served { task: spawn(kind, shutdown, server.serve_with_incoming(incoming)) })
+}
+
+struct Link(Arc<Line>);
+
+#[tonic::async_trait]
+impl TrainerLink for Link {
+    async fn get_assignment(&self, _: Request<AssignmentRequest>) -> Result<Response<Assignment>, Status> {
+        let mut open = self.0.open.subscribe();
+        open.wait_for(|open| *open).await.map_err(|_| Status::unavailable("the worker gave this trainer up"))?;
+        Ok(Response::new(self.0.assignment.clone()))
+    }
+
+    async fn report(&self, request: Request<RankReport>) -> Result<Response<ReportReply>, Status> {
+        let Some(report) = request.into_inner().report else {
+            return Err(Status::invalid_argument("RankReport.report is empty"));
+        };
+        if matches!(report, Report::Started(_) | Report::Exited(_)) {
+            return Err(Status::invalid_argument("start and exit are the worker's to report"));
+        }
+        self.0.note(&report);
+        let report = self.0.report(report);
+        if spool::is_spooled(&report) {
+            self.0.spool.append(report).await.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        } else if self.0.events.send(Event::Said(report)).await.is_err() {
+            return Err(Status::unavailable("the worker is shutting down"));
+        }
+        Ok(Response::new(ReportReply {}))
+    }
+
+    type ControlStream = futures::stream::BoxStream<'static, Result<TrainerControl, Status>>;
+
+    async fn control(&self, _: Request<ControlRequest>) -> Result<Response<Self::ControlStream>, Status> {
+        let controls = lock(&self.0.controls).take();
+        let controls = controls.ok_or_else(|| Status::failed_precondition("Control was called before"))?;
+        Ok(Response::new(ReceiverStream::new(controls).map(Ok).boxed()))
+    }
+}
