@@ -1,1 +1,33 @@
-//! Checkpoints and run directories.
+//! Checkpoints and run directories: what is durable, in which order, and who may change it.
+//!
+//! Everything that trainctl keeps between two processes lies in a run directory (DESIGN: "Checkpoints"), and everything
+//! that changes it passes [`io`], the one module with mutating calls. On top of it:
+//!
+//! - [`layout`]: the names of all files of a run directory.
+//! - [`numbers`] and [`tenure`]: terms and generations (J2): who may act.
+//! - [`manifest`] and [`checkpoints`]: commits, pointers, resolving, retention (C1 – C6, C9).
+//! - [`shard`] and [`state_hash`]: the bytes of tensors, and the digest that does not depend on how they are cut.
+//! - [`rows`]: the `.jsonl` files.
+//! - [`blocking`]: the same for code that is not async.
+//!
+//! Keys are relative paths with `/`, as an object store has them; only [`io`] knows that a POSIX directory is below.
+
+pub mod blocking;
+pub mod checkpoints;
+pub mod error;
+pub mod fault;
+pub mod io;
+pub mod layout;
+pub mod manifest;
+pub mod numbers;
+pub mod rows;
+pub mod shard;
+pub mod state_hash;
+pub mod tenure;
+mod wall;
+
+pub use checkpoints::CheckpointStore;
+pub use error::Error;
+pub use layout::{CheckpointName, RunDir};
+pub use manifest::Manifest;
+pub use tenure::{Fence, Standing, Tenure, Unfenced};

@@ -1,0 +1,291 @@
+//! Committed checkpoints of one directory: what there is, and the commit itself.
+//!
+//! - **C1** A directory without a valid manifest does not exist for readers, pointers, retention or counts.
+//! - **C2** A manifest is made by create-if-absent and never replaced.
+//! - **C3** Order: shards durable → manifest durable → directory durable → pointer swapped → older ones pruned.
+//!
+//! Every change passes a [`Fence`] directly before it (J2).
+
+mod pins;
+mod pointers;
+mod resolve;
+mod retention;
+mod verify;
+
+use std::path::{Path, PathBuf};
+
+use trainctl_spec::report::ShardFile;
+
+pub use pins::Pin;
+pub use pointers::{PointerMove, Pointers, Summary, pointer_targets};
+pub use resolve::{Note, ResolveError, ResolveOptions, Resolved, Selector};
+pub use retention::{KeepReason, PruneInput, PruneReport, Retired, Verdict, decide_prune};
+pub use verify::{Depth, FileFault, Verified};
+
+use crate::error::{Error, Result};
+use crate::fault::FailPoint;
+use crate::io::{Created, Io, Kind};
+use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST};
+use crate::manifest::{FORMAT, Fault, Manifest, Metrics};
+use crate::tenure::Fence;
+use crate::wall;
+
+/// A checkpoint that exists.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Committed {
+    /// What it holds.
+    pub manifest: Manifest,
+    /// The manifest's hash, lower-case hexadecimal.
+    pub hash: String,
+}
+
+impl Committed {
+    /// Its directory.
+    pub fn name(&self) -> CheckpointName {
+        self.manifest.name
+    }
+}
+
+/// A checkpoint that existed and cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damaged {
+    /// Its directory.
+    pub name: CheckpointName,
+    /// What is wrong.
+    pub fault: Fault,
+}
+
+/// What a checkpoint directory holds; every list in step order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listing {
+    /// Checkpoints that exist.
+    pub committed: Vec<Committed>,
+    /// Directories without a manifest, or with one that was cut off while it was written.
+    pub uncommitted: Vec<CheckpointName>,
+    /// Directories whose manifest is complete and wrong.
+    pub damaged: Vec<Damaged>,
+}
+
+impl Listing {
+    /// A committed checkpoint by name.
+    pub fn get(&self, name: CheckpointName) -> Option<&Committed> {
+        self.committed.iter().find(|committed| committed.name() == name)
+    }
+
+    /// What pointers and retention look at.
+    pub fn summaries(&self) -> Vec<Summary> {
+        self.committed.iter().map(|c| Summary { name: c.name(), metrics: c.manifest.metrics.clone() }).collect()
+    }
+}
+
+/// Outcome of [`CheckpointStore::commit`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum CommitOutcome {
+    /// The checkpoint exists from now on.
+    Committed(Committed),
+    /// It existed before; nothing was changed. The one that is there.
+    AlreadyCommitted(Committed),
+}
+
+impl CommitOutcome {
+    /// The checkpoint that exists now.
+    pub fn committed(&self) -> &Committed {
+        match self {
+            Self::Committed(committed) | Self::AlreadyCommitted(committed) => committed,
+        }
+    }
+}
+
+/// The checkpoints of one directory. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct CheckpointStore {
+    io: Io,
+    control: Io,
+}
+
+impl CheckpointStore {
+    /// The checkpoints in a run directory, which also holds the pins.
+    pub fn open(dir: impl Into<PathBuf>) -> Self {
+        let dir = dir.into();
+        Self { control: Io::new(dir.join("control")), io: Io::new(dir) }
+    }
+
+    /// Checkpoints in another place than their run directory (`checkpoint.checkpoint_dir`).
+    pub fn open_with_control(dir: impl Into<PathBuf>, control: impl Into<PathBuf>) -> Self {
+        Self { io: Io::new(dir), control: Io::new(control) }
+    }
+
+    /// The same over given directories, for tests with faults.
+    pub fn with_io(io: Io, control: Io) -> Self {
+        Self { io, control }
+    }
+
+    /// The directory.
+    pub fn root(&self) -> &Path {
+        self.io.root()
+    }
+
+    /// The directory's I/O.
+    pub fn io(&self) -> &Io {
+        &self.io
+    }
+
+    /// The path of a checkpoint's directory.
+    pub fn path(&self, name: CheckpointName) -> PathBuf {
+        self.io.root().join(name.to_string())
+    }
+
+    /// What there is. Reads every manifest and no other file.
+    ///
+    /// # Errors
+    /// [`Error::Io`]. A checkpoint that cannot be understood is part of the answer, not an error.
+    pub async fn list(&self) -> Result<Listing> {
+        let mut names: Vec<CheckpointName> = self
+            .io
+            .list("")
+            .await?
+            .into_iter()
+            .filter(|entry| entry.kind == Kind::Dir)
+            .filter_map(|entry| entry.name.parse().ok())
+            .collect();
+        names.sort();
+        let mut listing = Listing::default();
+        for name in names {
+            match self.look(name).await? {
+                None => listing.uncommitted.push(name),
+                Some(Ok(committed)) => listing.committed.push(committed),
+                Some(Err(fault)) if fault.was_committed() => listing.damaged.push(Damaged { name, fault }),
+                Some(Err(_)) => listing.uncommitted.push(name),
+            }
+        }
+        Ok(listing)
+    }
+
+    /// The manifest of one checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::NotCommitted`], [`Error::Manifest`], [`Error::Io`].
+    pub async fn read_manifest(&self, name: CheckpointName) -> Result<Committed> {
+        match self.look(name).await? {
+            Some(Ok(committed)) => Ok(committed),
+            Some(Err(fault)) if fault.was_committed() => {
+                Err(Error::Manifest { path: self.path(name).join(MANIFEST), fault })
+            }
+            _ => Err(Error::NotCommitted { name: name.to_string() }),
+        }
+    }
+
+    /// Commits a checkpoint whose shards are durable (C2, C3): writes `config.yaml` and `losses.json`, syncs the
+    /// directories and makes the manifest. `draft` lists the ranks' files; its `format`, `spec_hash`, `created_at` and the
+    /// two files' records are filled in here. Pointers are the next step: [`CheckpointStore::repair_pointers`].
+    ///
+    /// # Errors
+    /// [`Error::Superseded`] from the fence; [`Error::Commit`] if a listed file is missing or has another size;
+    /// [`Error::Io`]. After an error the checkpoint may be committed or not; call again to know.
+    pub async fn commit(&self, fence: &dyn Fence, draft: Manifest, config_yaml: &str) -> Result<CommitOutcome> {
+        let name = draft.name;
+        if let Some(Ok(committed)) = self.look(name).await? {
+            return Ok(CommitOutcome::AlreadyCommitted(committed));
+        }
+        self.check_draft(&draft).await?;
+        let mut manifest = draft;
+        manifest.format = FORMAT;
+        manifest.created_at = wall::now();
+        manifest.spec_hash = blake3::hash(config_yaml.as_bytes()).to_hex().to_string();
+        manifest.files.retain(|file| file.path != CONFIG && file.path != LOSSES);
+        let losses = losses_json(&manifest.metrics);
+        for (file, bytes, point) in [
+            (CONFIG, config_yaml.as_bytes(), FailPoint::COMMIT_CONFIG),
+            (LOSSES, losses.as_bytes(), FailPoint::COMMIT_LOSSES),
+        ] {
+            self.put_once(fence, name, file, bytes, point).await?;
+            manifest.files.push(describe(file, bytes));
+        }
+        manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
+        for directory in [name.key("model"), name.key("optim"), name.to_string(), String::new()] {
+            if self.io.root().join(&directory).is_dir() {
+                self.io.sync_dir(&directory, FailPoint::COMMIT_SYNC).await?;
+            }
+        }
+        let refused = |fault: Fault| Error::Commit { name: name.to_string(), reason: fault.to_string() };
+        let (bytes, hash) = manifest.encode().map_err(refused)?;
+        fence.pass().await?;
+        match self.io.create_if_absent(&name.key(MANIFEST), bytes, FailPoint::COMMIT_MANIFEST).await? {
+            Created::New => Ok(CommitOutcome::Committed(Committed { manifest, hash })),
+            Created::Exists => Ok(CommitOutcome::AlreadyCommitted(self.read_manifest(name).await?)),
+        }
+    }
+
+    /// A manifest, or why it is none; `None` without one.
+    async fn look(&self, name: CheckpointName) -> Result<Option<Result<Committed, Fault>>> {
+        let Some(bytes) = self.io.read(&name.key(MANIFEST)).await? else { return Ok(None) };
+        Ok(Some(Manifest::parse(&bytes).and_then(|(manifest, hash)| {
+            if manifest.name != name {
+                return Err(Fault::Content(format!("it says that it is {}", manifest.name)));
+            }
+            Ok(Committed { manifest, hash })
+        })))
+    }
+
+    async fn check_draft(&self, draft: &Manifest) -> Result<()> {
+        let fault = |reason: String| Error::Commit { name: draft.name.to_string(), reason };
+        if draft.name.step != draft.step || draft.name.epoch != draft.epoch {
+            return Err(fault(format!("it is named for another step than {}", draft.step)));
+        }
+        let mut paths: Vec<_> = draft.files.iter().map(|file| &file.path).collect();
+        paths.sort();
+        if let Some(twice) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(fault(format!("{} was reported twice", twice[0])));
+        }
+        match self.check_sizes(draft).await? {
+            Some(found) => Err(fault(found.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes one of the commit's own files. An equal one is left; a different one is what an interrupted commit left, and
+    /// is replaced only while there is no manifest: a holder that wakes up late must not change a committed file (C2).
+    async fn put_once(
+        &self,
+        fence: &dyn Fence,
+        name: CheckpointName,
+        file: &str,
+        bytes: &[u8],
+        point: FailPoint,
+    ) -> Result<()> {
+        let key = name.key(file);
+        fence.pass().await?;
+        if self.io.create_if_absent(&key, bytes.to_vec(), point).await? == Created::New
+            || self.io.read(&key).await?.as_deref() == Some(bytes)
+        {
+            return Ok(());
+        }
+        fence.pass().await?;
+        if let Some(Ok(_)) = self.look(name).await? {
+            let reason = "it was committed by somebody else meanwhile".to_owned();
+            return Err(Error::Commit { name: name.to_string(), reason });
+        }
+        self.io.put_durable(&key, bytes.to_vec(), point).await
+    }
+}
+
+/// `losses.json` as NeMo AutoModel writes it: `train_loss`, and `val_loss` for the unnamed validation set or one key for
+/// each named one.
+fn losses_json(metrics: &Metrics) -> String {
+    let mut losses = serde_json::Map::new();
+    losses.insert("train_loss".into(), metrics.train_loss.into());
+    for (name, loss) in &metrics.val_losses {
+        let key = if name == "default" { "val_loss" } else { name };
+        losses.insert(key.to_owned(), (*loss).into());
+    }
+    format!("{}\n", serde_json::Value::Object(losses))
+}
+
+fn describe(path: &str, bytes: &[u8]) -> ShardFile {
+    let mut hasher = crate::shard::FileHasher::default();
+    hasher.update(bytes);
+    hasher.finish(path)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,169 @@
+//! Which checkpoints stay (C4), and where those go that a generation leaves behind (C6).
+
+use std::collections::BTreeSet;
+
+use super::{CheckpointStore, Pointers, Summary, pointer_targets};
+use crate::error::Result;
+use crate::fault::FailPoint;
+use crate::layout::{CheckpointName, MANIFEST, abandoned_key};
+use crate::tenure::Fence;
+
+/// Everything that retention decides by.
+#[derive(Clone, Debug, Default)]
+pub struct PruneInput {
+    /// The committed checkpoints.
+    pub committed: Vec<Summary>,
+    /// What the pointers name on disk.
+    pub pointers: Pointers,
+    /// Where the pointers belong.
+    pub targets: Pointers,
+    /// What somebody reads (C9).
+    pub pinned: BTreeSet<CheckpointName>,
+    /// How many of the newest stay (`checkpoint.max_recent_checkpoints`); `None` keeps all.
+    pub keep: Option<usize>,
+}
+
+/// Why a checkpoint stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepReason {
+    /// Retention is off.
+    KeepAll,
+    /// It is one of the newest (the newest always stays).
+    Recent,
+    /// A pointer names it, or ought to.
+    PointerTarget,
+    /// Somebody reads it.
+    Pinned,
+}
+
+/// What happens to a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It stays.
+    Keep(KeepReason),
+    /// It goes.
+    Remove,
+}
+
+/// C4: counts committed checkpoints only, never removes a pointer's target or the newest. The answer is in step order.
+pub fn decide_prune(input: &PruneInput) -> Vec<(CheckpointName, Verdict)> {
+    let mut names: Vec<CheckpointName> = input.committed.iter().map(|summary| summary.name).collect();
+    names.sort();
+    names.dedup();
+    let recent = input.keep.map(|keep| names.len().saturating_sub(keep.max(1)));
+    let verdict = |(index, name): (usize, CheckpointName)| {
+        let verdict = match recent {
+            None => Verdict::Keep(KeepReason::KeepAll),
+            Some(first) if index >= first => Verdict::Keep(KeepReason::Recent),
+            _ if input.pointers.holds(name) || input.targets.holds(name) => Verdict::Keep(KeepReason::PointerTarget),
+            _ if input.pinned.contains(&name) => Verdict::Keep(KeepReason::Pinned),
+            _ => Verdict::Remove,
+        };
+        (name, verdict)
+    };
+    names.into_iter().enumerate().map(verdict).collect()
+}
+
+/// What pruning removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PruneReport {
+    /// Checkpoints that retention dropped.
+    pub removed: Vec<CheckpointName>,
+    /// Directories that were never committed, or whose removal was cut off.
+    pub swept: Vec<CheckpointName>,
+}
+
+/// A checkpoint that a generation left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retired {
+    /// Its old name.
+    pub name: CheckpointName,
+    /// Where it is now, relative to the checkpoint directory; `None` if it was never committed and is removed.
+    pub moved_to: Option<String>,
+}
+
+impl CheckpointStore {
+    /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2); its
+    /// manifest goes first, so that a half-removed one does not exist. Uncommitted directories below the newest committed
+    /// step are removed too: nothing will commit them any more.
+    ///
+    /// # Errors
+    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
+    pub async fn prune(&self, fence: &dyn Fence, keep: Option<usize>, best_metric_key: &str) -> Result<PruneReport> {
+        let (first, uncommitted) = self.look_for_prune(keep, best_metric_key).await?;
+        fence.pass().await?;
+        let (second, _) = self.look_for_prune(keep, best_metric_key).await?;
+        let mut report = PruneReport::default();
+        for name in first.into_iter().filter(|name| second.contains(name)) {
+            fence.pass().await?;
+            self.io.remove_file(&name.key(MANIFEST), FailPoint::PRUNE_MANIFEST).await?;
+            self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
+            report.removed.push(name);
+        }
+        for name in uncommitted {
+            fence.pass().await?;
+            self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
+            report.swept.push(name);
+        }
+        Ok(report)
+    }
+
+    async fn look_for_prune(
+        &self,
+        keep: Option<usize>,
+        best_metric_key: &str,
+    ) -> Result<(Vec<CheckpointName>, Vec<CheckpointName>)> {
+        let listing = self.list().await?;
+        let committed = listing.summaries();
+        let targets = pointer_targets(&committed, best_metric_key);
+        let pointers = self.read_pointers(&listing).await?;
+        let pinned = self.pinned().await?;
+        let verdicts = decide_prune(&PruneInput { committed, pointers, targets, pinned, keep });
+        let remove = verdicts.into_iter().filter(|(_, verdict)| *verdict == Verdict::Remove).map(|(name, _)| name);
+        let dead = listing.uncommitted.into_iter().filter(|name| targets.latest.is_some_and(|latest| *name < latest));
+        Ok((remove.collect(), dead.collect()))
+    }
+
+    /// What a generation that starts after `step` (`None`: from the beginning) does first (C6): pointers move back to what
+    /// stays, then every later checkpoint is renamed to `abandoned/g<generation>/<name>`. Uncommitted directories of later
+    /// steps are renamed too and then removed. Afterwards no later step exists, so a step is never committed twice.
+    ///
+    /// # Errors
+    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
+    pub async fn retire_after(
+        &self,
+        fence: &dyn Fence,
+        step: Option<u64>,
+        generation: u64,
+        best_metric_key: &str,
+    ) -> Result<Vec<Retired>> {
+        let listing = self.list().await?;
+        let later = |name: CheckpointName| step.is_none_or(|step| name.step > step);
+        let stay: Vec<_> = listing.summaries().into_iter().filter(|summary| !later(summary.name)).collect();
+        self.move_pointers(fence, pointer_targets(&stay, best_metric_key)).await?;
+        let kept = listing.committed.iter().map(|c| c.name()).chain(listing.damaged.iter().map(|d| d.name));
+        let mut leaving: Vec<(CheckpointName, bool)> = kept.map(|name| (name, true)).collect();
+        leaving.extend(listing.uncommitted.iter().map(|name| (*name, false)));
+        leaving.retain(|(name, _)| later(*name));
+        leaving.sort();
+        let mut retired = Vec::new();
+        for (name, keep) in leaving {
+            let to = self.free_name(&abandoned_key(generation), name).await?;
+            fence.pass().await?;
+            self.io.rename_dir(&name.to_string(), &to, FailPoint::RETIRE_RENAME).await?;
+            if !keep {
+                self.io.remove_tree(&to, FailPoint::RETIRE_REMOVE).await?;
+            }
+            retired.push(Retired { name, moved_to: keep.then_some(to) });
+        }
+        Ok(retired)
+    }
+
+    async fn free_name(&self, folder: &str, name: CheckpointName) -> Result<String> {
+        let taken = self.io.list(folder).await?;
+        let is_free = |candidate: &String| taken.iter().all(|entry| entry.name != *candidate);
+        let spellings = std::iter::once(name.to_string()).chain((1..).map(|n| format!("{name}.{n}")));
+        let free = spellings.into_iter().find(is_free).unwrap_or_else(|| name.to_string());
+        Ok(format!("{folder}/{free}"))
+    }
+}

@@ -1,0 +1,120 @@
+//! What can go wrong in a store. Every variant says what, where, why, and what to do.
+
+use std::path::{Path, PathBuf};
+
+/// A failed operation on a run directory or a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file system refused.
+    #[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
+    Io {
+        /// What was tried: `read`, `write`, …
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A key would leave the directory it belongs to.
+    #[error("`{key}` is no path inside the store: use a relative path without `..`")]
+    Key {
+        /// The key as given.
+        key: String,
+    },
+    /// A higher term exists: this process may change nothing any more (J2).
+    #[error("term {mine} of this run directory is over: term {theirs} has taken it; this process changes nothing more")]
+    Superseded {
+        /// The caller's term.
+        mine: u64,
+        /// The highest term.
+        theirs: u64,
+    },
+    /// A manifest is there and cannot be used.
+    #[error("{}: {fault}", path.display())]
+    Manifest {
+        /// The manifest's path.
+        path: PathBuf,
+        /// Why.
+        fault: crate::manifest::Fault,
+    },
+    /// A checkpoint has no manifest: it was never committed (C1).
+    #[error(
+        "checkpoint {name} has no manifest, so it was never committed; `trainctl checkpoints list` shows what can be loaded"
+    )]
+    NotCommitted {
+        /// Its directory.
+        name: String,
+    },
+    /// The committed manifest is not the one that was asked for.
+    #[error("checkpoint {name} has manifest {found}, but {wanted} was named; was it replaced by hand?")]
+    OtherManifest {
+        /// Its directory.
+        name: String,
+        /// blake3 that was asked for.
+        wanted: String,
+        /// blake3 that is there.
+        found: String,
+    },
+    /// Bytes of a file differ from what its manifest says.
+    #[error("{}: {reason}; the checkpoint is damaged: resume from an older one (`trainctl checkpoints list`)", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// In which way.
+        reason: String,
+    },
+    /// A tensor, its shape or its place is not what the caller said.
+    #[error("tensor {name}: {reason}")]
+    Tensor {
+        /// `model/<name>` or `optim/<name>`, or the bare name while writing.
+        name: String,
+        /// In which way.
+        reason: String,
+    },
+    /// The parts of a checkpoint do not fit together.
+    #[error("checkpoint {name} cannot be committed: {reason}")]
+    Commit {
+        /// Its directory.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// A row of a `.jsonl` file cannot be written or read.
+    #[error("{}: {reason}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The task that did the file work was stopped with its runtime.
+    #[error("the store's task was stopped: {0}")]
+    Stopped(String),
+}
+
+impl Error {
+    /// An [`Error::Io`].
+    pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.as_ref().to_owned(), source }
+    }
+
+    /// The disk or quota is full.
+    pub fn is_out_of_space(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, Self::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
+    }
+}
+
+/// Result of a store operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn remedy(source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind;
+    match source.kind() {
+        ErrorKind::StorageFull => "; free space on this file system",
+        ErrorKind::QuotaExceeded => "; free space or ask for a larger quota",
+        ErrorKind::PermissionDenied => "; a run directory belongs to one user: check its owner and mode",
+        ErrorKind::ReadOnlyFilesystem => "; the file system is mounted read-only: choose another run_dir",
+        _ => "",
+    }
+}

@@ -1,0 +1,484 @@
+//! Durable changes of a POSIX directory: a temporary file in the same directory, fsync, one atomic call, fsync of the
+//! directory. What this does not do: it cannot make a drive honest that acknowledges writes it has not made.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::fault::{FailPoint, Faults, Stage};
+
+/// Temporary names start so; listings leave them out.
+pub(crate) const TEMP_PREFIX: &str = ".tmp-";
+
+/// Outcome of [`Disk::create_if_absent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Created {
+    /// The file is new and holds the given bytes.
+    New,
+    /// The name was taken; nothing was changed.
+    Exists,
+}
+
+/// What a name in a directory is. Symlinks are not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// Something else.
+    Other,
+}
+
+/// One name of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The last part of the key.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// A directory of keys; every call blocks.
+#[derive(Debug)]
+pub struct Disk {
+    root: PathBuf,
+    faults: Arc<Faults>,
+}
+
+impl Disk {
+    /// A directory that exists or will be made by the first write; faults come from the environment.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self::with_faults(root, Faults::from_env())
+    }
+
+    /// The same with given faults.
+    pub fn with_faults(root: impl Into<PathBuf>, faults: Arc<Faults>) -> Self {
+        Self { root: root.into(), faults }
+    }
+
+    /// The directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The path of a key; an empty key is the root.
+    ///
+    /// # Errors
+    /// [`Error::Key`] for absolute paths and paths with `.` or `..`.
+    pub fn path(&self, key: &str) -> Result<PathBuf> {
+        let inside = Path::new(key).components().all(|part| matches!(part, Component::Normal(_)));
+        if !inside || key.contains('\0') {
+            return Err(Error::Key { key: key.to_owned() });
+        }
+        Ok(if key.is_empty() { self.root.clone() } else { self.root.join(key) })
+    }
+
+    /// The whole file, or `None` if there is none (a name whose parent is missing too).
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.path(key)?;
+        absent_is_none(fs::read(&path), "read", &path)
+    }
+
+    /// Fills `buffer` from `offset`; a shorter file is [`Error::Damaged`].
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`], [`Error::Damaged`].
+    pub fn read_range(&self, key: &str, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let path = self.path(key)?;
+        let mut file = File::open(&path).map_err(|e| Error::io("open", &path, e))?;
+        file.seek(SeekFrom::Start(offset)).map_err(|e| Error::io("read", &path, e))?;
+        file.read_exact(buffer).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => Error::Damaged {
+                path: path.clone(),
+                reason: format!("ends before byte {}", offset + buffer.len() as u64),
+            },
+            _ => Error::io("read", &path, e),
+        })
+    }
+
+    /// Bytes of a file, or `None` if there is none. Symlinks are not followed.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn size(&self, key: &str) -> Result<Option<u64>> {
+        let path = self.path(key)?;
+        let metadata = absent_is_none(fs::symlink_metadata(&path), "look at", &path)?;
+        Ok(metadata.filter(fs::Metadata::is_file).map(|m| m.len()))
+    }
+
+    /// What lies under a key, sorted by name, without temporary files. A missing directory is an empty one.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn list(&self, key: &str) -> Result<Vec<Entry>> {
+        let mut entries = self.list_all(key)?;
+        entries.retain(|entry| !entry.name.starts_with(TEMP_PREFIX));
+        Ok(entries)
+    }
+
+    fn list_all(&self, key: &str) -> Result<Vec<Entry>> {
+        let path = self.path(key)?;
+        let Some(reader) = absent_is_none(fs::read_dir(&path), "list", &path)? else { return Ok(Vec::new()) };
+        let mut entries = Vec::new();
+        for entry in reader {
+            let entry = entry.map_err(|e| Error::io("list", &path, e))?;
+            // A name that is no UTF-8 is none of ours.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let Some(kind) = absent_is_none(entry.file_type(), "look at", &entry.path())? else { continue };
+            let kind = match kind {
+                kind if kind.is_symlink() => Kind::Symlink,
+                kind if kind.is_dir() => Kind::Dir,
+                kind if kind.is_file() => Kind::File,
+                _ => Kind::Other,
+            };
+            entries.push(Entry { name, kind });
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    /// The text of a symlink, or `None` if there is none or it is something else.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn read_link(&self, key: &str) -> Result<Option<String>> {
+        let path = self.path(key)?;
+        match fs::read_link(&path) {
+            Ok(target) => Ok(Some(target.to_string_lossy().into_owned())),
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(None),
+            Err(e) => absent_is_none(Err(e), "read the link", &path),
+        }
+    }
+
+    /// Makes a directory and its parents, durably. One that exists is fine.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn make_dir(&self, key: &str) -> Result<()> {
+        let path = self.path(key)?;
+        if path.is_dir() {
+            return Ok(());
+        }
+        self.hit(FailPoint::MAKE_DIRECTORY, Stage::Before, &path)?;
+        let missing: Vec<_> = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.is_dir()).collect();
+        fs::create_dir_all(&path).map_err(|e| Error::io("make the directory", &path, e))?;
+        for made in missing {
+            sync_directory(parent(made))?;
+        }
+        self.hit(FailPoint::MAKE_DIRECTORY, Stage::Done, &path)
+    }
+
+    /// Makes a file with these bytes unless the name is taken, in one atomic step: a hard link of a synced temporary
+    /// file, or O_EXCL where the file system refuses hard links (a crash may then leave a torn file, which readers must
+    /// recognise). The numbers of J2 and the manifests of C2 rest on it.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn create_if_absent(&self, key: &str, bytes: &[u8], point: FailPoint) -> Result<Created> {
+        let path = self.path(key)?;
+        self.make_parent(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let temp = temp_path(&path);
+        let write = || -> Result<Created> {
+            write_new(&temp, bytes)?;
+            self.hit(point, Stage::Temp, &path)?;
+            match fs::hard_link(&temp, &path) {
+                Ok(()) => Ok(Created::New),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                    // A retransmitted NFS call reports its own success as "exists"; the second link gives it away.
+                    let links = fs::metadata(&temp).map(|m| m.nlink()).unwrap_or(1);
+                    Ok(if links == 2 { Created::New } else { Created::Exists })
+                }
+                Err(e) if links_refused(&e) => create_exclusive(&path, bytes),
+                Err(e) => Err(Error::io("create", &path, e)),
+            }
+        };
+        let outcome = write();
+        let cleaned = fs::remove_file(&temp);
+        let outcome = outcome?;
+        cleaned.map_err(|e| Error::io("remove", &temp, e))?;
+        sync_directory(parent(&path))?;
+        self.hit(point, Stage::Done, &path)?;
+        Ok(outcome)
+    }
+
+    /// Replaces a file by these bytes: readers see the old or the new ones, and after the call the new ones survive a
+    /// power cut.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn put_durable(&self, key: &str, bytes: &[u8], point: FailPoint) -> Result<()> {
+        let mut writer = self.writer(key, point)?;
+        writer.write(bytes)?;
+        writer.finish()
+    }
+
+    /// Starts a file that becomes visible, complete and durable, with [`FileWriter::finish`].
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn writer(&self, key: &str, point: FailPoint) -> Result<FileWriter> {
+        let path = self.path(key)?;
+        self.make_parent(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let temp = temp_path(&path);
+        let file =
+            OpenOptions::new().write(true).create_new(true).open(&temp).map_err(|e| Error::io("create", &temp, e))?;
+        Ok(FileWriter { file, temp, path, point, faults: Arc::clone(&self.faults), finished: false })
+    }
+
+    /// Points a symlink at `target` (a relative name) in one atomic step (C3): the name is never absent in between.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn swap_symlink(&self, key: &str, target: &str, point: FailPoint) -> Result<()> {
+        let path = self.path(key)?;
+        self.make_parent(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let temp = temp_path(&path);
+        symlink(target, &temp).map_err(|e| Error::io("make the symlink", &temp, e))?;
+        let swap = self
+            .hit(point, Stage::Temp, &path)
+            .and_then(|()| fs::rename(&temp, &path).map_err(|e| Error::io("swap the symlink", &path, e)));
+        if swap.is_err() {
+            remove_quietly(&temp);
+        }
+        swap?;
+        sync_directory(parent(&path))?;
+        self.hit(point, Stage::Done, &path)
+    }
+
+    /// Renames a directory; both parents are synced. The new parent is made if it is missing.
+    ///
+    /// # Errors
+    /// [`Error::Io`] (also if `to` is a directory that is not empty), [`Error::Key`].
+    pub fn rename_dir(&self, from: &str, to: &str, point: FailPoint) -> Result<()> {
+        let (source, path) = (self.path(from)?, self.path(to)?);
+        self.make_parent(to)?;
+        self.hit(point, Stage::Before, &path)?;
+        fs::rename(&source, &path).map_err(|e| Error::io("rename", &source, e))?;
+        sync_directory(parent(&path))?;
+        sync_directory(parent(&source))?;
+        self.hit(point, Stage::Done, &path)
+    }
+
+    /// Removes a file or symlink durably. `false` if there was none.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn remove_file(&self, key: &str, point: FailPoint) -> Result<bool> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let removed = absent_is_none(fs::remove_file(&path), "remove", &path)?.is_some();
+        if removed {
+            sync_directory(parent(&path))?;
+        }
+        self.hit(point, Stage::Done, &path)?;
+        Ok(removed)
+    }
+
+    /// Removes a directory and all below it. `false` if there was none.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn remove_tree(&self, key: &str, point: FailPoint) -> Result<bool> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let removed = absent_is_none(fs::remove_dir_all(&path), "remove", &path)?.is_some();
+        if removed {
+            sync_directory(parent(&path))?;
+        }
+        self.hit(point, Stage::Done, &path)?;
+        Ok(removed)
+    }
+
+    /// Makes the names in a directory durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn sync_dir(&self, key: &str, point: FailPoint) -> Result<()> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        sync_directory(&path)
+    }
+
+    /// Opens a file for appending, made if missing.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub(crate) fn open_append(&self, key: &str) -> Result<File> {
+        let path = self.path(key)?;
+        self.make_parent(key)?;
+        let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
+        file.map_err(|e| Error::io("open", &path, e))
+    }
+
+    /// Appends with one write call; a short write is an error and leaves a torn tail, which the next open repairs.
+    pub(crate) fn append(&self, key: &str, file: &mut File, bytes: &[u8], point: FailPoint) -> Result<()> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let written = loop {
+            match file.write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => break other.map_err(|e| Error::io("append to", &path, e))?,
+            }
+        };
+        if written != bytes.len() {
+            let short = io::Error::new(io::ErrorKind::StorageFull, format!("{written} of {} bytes fit", bytes.len()));
+            return Err(Error::io("append to", &path, short));
+        }
+        self.hit(point, Stage::Done, &path)
+    }
+
+    /// Cuts a file to `size` bytes, durably.
+    pub(crate) fn truncate(&self, key: &str, file: &File, size: u64, point: FailPoint) -> Result<()> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        file.set_len(size).and_then(|()| file.sync_all()).map_err(|e| Error::io("cut", &path, e))?;
+        self.hit(point, Stage::Done, &path)
+    }
+
+    /// Removes temporary files of `key` that a killed process left. Only whoever alone may write the key calls this.
+    pub(crate) fn sweep(&self, key: &str, point: FailPoint) -> Result<()> {
+        let (directory, name) = key.rsplit_once('/').unwrap_or(("", key));
+        let prefix = format!("{TEMP_PREFIX}{name}-");
+        for entry in self.list_all(directory)?.into_iter().filter(|entry| entry.name.starts_with(&prefix)) {
+            let stale = if directory.is_empty() { entry.name } else { format!("{directory}/{}", entry.name) };
+            self.remove_file(&stale, point)?;
+        }
+        Ok(())
+    }
+
+    fn make_parent(&self, key: &str) -> Result<()> {
+        self.make_dir(key.rsplit_once('/').map_or("", |(directory, _)| directory))
+    }
+
+    fn hit(&self, point: FailPoint, stage: Stage, path: &Path) -> Result<()> {
+        self.faults.hit(point, stage).map_err(|e| Error::io("write", path, e))
+    }
+}
+
+/// A file in the making. Dropped unfinished, it leaves nothing.
+#[derive(Debug)]
+pub struct FileWriter {
+    file: File,
+    temp: PathBuf,
+    path: PathBuf,
+    point: FailPoint,
+    faults: Arc<Faults>,
+    finished: bool,
+}
+
+impl FileWriter {
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, e))
+    }
+
+    /// Syncs, gives the file its name and syncs the directory.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(mut self) -> Result<()> {
+        let publish = || -> io::Result<()> {
+            self.file.sync_all()?;
+            self.faults.hit(self.point, Stage::Temp)?;
+            fs::rename(&self.temp, &self.path)
+        };
+        publish().map_err(|e| Error::io("write", &self.path, e))?;
+        self.finished = true;
+        sync_directory(parent(&self.path))?;
+        self.faults.hit(self.point, Stage::Done).map_err(|e| Error::io("write", &self.path, e))
+    }
+}
+
+impl Drop for FileWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            remove_quietly(&self.temp);
+        }
+    }
+}
+
+/// A name beside `path` that nobody else uses: process, counter and the time of the first use, so that two hosts with
+/// equal process ids do not meet.
+fn temp_path(path: &Path) -> PathBuf {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    static SALT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    let salt = SALT.get_or_init(|| {
+        let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        since.subsec_nanos() ^ since.as_secs() as u32
+    });
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    parent(path).join(format!("{TEMP_PREFIX}{name}-{}-{salt:08x}-{count}", std::process::id()))
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|e| Error::io("write", path, e))
+}
+
+fn create_exclusive(path: &Path, bytes: &[u8]) -> Result<Created> {
+    match write_new(path, bytes) {
+        Ok(()) => Ok(Created::New),
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
+        Err(e) => Err(e),
+    }
+}
+
+fn links_refused(e: &io::Error) -> bool {
+    use nix::errno::Errno;
+    let refused = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
+    e.raw_os_error().is_some_and(|code| refused.contains(&Errno::from_raw(code)))
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    match File::open(path).and_then(|directory| directory.sync_all()) {
+        // Some network file systems cannot sync a directory; they make names durable by themselves.
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        other => other.map_err(|e| Error::io("sync", path, e)),
+    }
+}
+
+fn remove_quietly(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::debug!(path = %path.display(), %error, "a temporary file stays");
+    }
+}
+
+fn absent_is_none<T>(result: io::Result<T>, action: &'static str, path: &Path) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(Error::io(action, path, e)),
+    }
+}
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

@@ -1,0 +1,72 @@
+use super::*;
+
+fn disk() -> (tempfile::TempDir, Disk) {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::with_faults(dir.path().join("run"), Arc::default());
+    (dir, disk)
+}
+
+#[test]
+fn keys_cannot_leave_the_directory() {
+    let (_dir, disk) = disk();
+    for key in ["/etc/passwd", "..", "a/../../b", "./a"] {
+        assert!(matches!(disk.path(key), Err(Error::Key { .. })), "{key}");
+    }
+    assert_eq!(disk.path("").unwrap(), disk.root());
+}
+
+#[test]
+fn exactly_one_of_many_creators_wins() {
+    let (_dir, disk) = disk();
+    let wins: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8u8)
+            .map(|i| {
+                scope.spawn({
+                    let disk = &disk;
+                    move || disk.create_if_absent("n/1", &[i], FailPoint::NUMBER_TAKE).unwrap()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(wins.iter().filter(|won| **won == Created::New).count(), 1);
+    let winner = wins.iter().position(|won| *won == Created::New).unwrap() as u8;
+    assert_eq!(disk.read("n/1").unwrap(), Some(vec![winner]));
+    assert_eq!(disk.list_all("n").unwrap().len(), 1, "no temporary file stays");
+}
+
+#[test]
+fn symlinks_swap_and_are_relative() {
+    let (_dir, disk) = disk();
+    assert_eq!(disk.read_link("LATEST").unwrap(), None);
+    disk.swap_symlink("LATEST", "a", FailPoint::POINTER_LATEST).unwrap();
+    disk.swap_symlink("LATEST", "b", FailPoint::POINTER_LATEST).unwrap();
+    assert_eq!(disk.read_link("LATEST").unwrap().as_deref(), Some("b"));
+    assert!(disk.remove_file("LATEST", FailPoint::POINTER_LATEST).unwrap());
+    assert!(!disk.remove_file("LATEST", FailPoint::POINTER_LATEST).unwrap());
+}
+
+#[test]
+fn a_failed_write_leaves_the_old_bytes_and_no_temporary_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let faults = Faults::parse("holder.beat.temp:2:eio,numbers.take.temp:1:eio,pointer.latest.temp:1:eio").unwrap();
+    let disk = Disk::with_faults(dir.path(), Arc::new(faults));
+    disk.put_durable("h", b"old", FailPoint::HOLDER_BEAT).unwrap();
+    assert!(disk.put_durable("h", b"new", FailPoint::HOLDER_BEAT).is_err());
+    assert!(disk.create_if_absent("n", b"1", FailPoint::NUMBER_TAKE).is_err());
+    assert!(disk.swap_symlink("LATEST", "h", FailPoint::POINTER_LATEST).is_err());
+    assert_eq!(disk.read("h").unwrap().as_deref(), Some(&b"old"[..]));
+    assert_eq!(disk.list_all("").unwrap().len(), 1);
+}
+
+#[test]
+fn sweeping_removes_only_the_temporary_files_of_its_key() {
+    let (_dir, disk) = disk();
+    disk.make_dir("").unwrap();
+    for name in [".tmp-LATEST-1-00000000-0", ".tmp-other-1-00000000-0", "LATEST"] {
+        fs::write(disk.path(name).unwrap(), b"").unwrap();
+    }
+    disk.sweep("LATEST", FailPoint::POINTER_SWEEP).unwrap();
+    let names: Vec<_> = disk.list_all("").unwrap().into_iter().map(|e| e.name).collect();
+    assert_eq!(names, [".tmp-other-1-00000000-0", "LATEST"]);
+}

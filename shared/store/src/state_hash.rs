@@ -1,0 +1,197 @@
+//! The digest of a training state that does not depend on how it is cut over ranks (DESIGN 14).
+//!
+//! - A tensor's bytes are its elements, row-major, little-endian. A **block** is 1,024 successive elements; the last one
+//!   may be short. A block's digest is the blake3 of its bytes.
+//! - A **tensor's digest** is the blake3 of its blocks' digests, one after the other.
+//! - The **state hash** is the blake3 of one record for each tensor, in the byte order of the names:
+//!   `len(name) as u32 · name · len(dtype) as u32 · dtype · number of axes as u32 · each axis as u64 · tensor digest`,
+//!   integers little-endian, texts UTF-8, dtype in safetensors' spelling. Names are `model/<name>` and `optim/<name>`.
+//!
+//! `tests/state_hash.py` computes the same from the safetensors files of a checkpoint.
+
+use std::collections::BTreeMap;
+
+use trainctl_spec::report::TensorDigest;
+
+/// Elements of a block.
+pub const BLOCK_ELEMENTS: u64 = 1024;
+
+/// Why digests do not make a state hash.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Two reports say different things about one tensor.
+    #[error("tensor {name} is reported as {first} and as {second}")]
+    Differs {
+        /// The tensor.
+        name: String,
+        /// dtype and shape of the first report.
+        first: String,
+        /// Of a later one.
+        second: String,
+    },
+    /// A block was reported twice.
+    #[error("block {block} of tensor {name} is reported twice")]
+    Overlap {
+        /// The tensor.
+        name: String,
+        /// The block.
+        block: u64,
+    },
+    /// A block was reported by no rank.
+    #[error("block {block} of {blocks} of tensor {name} is reported by no rank")]
+    Missing {
+        /// The tensor.
+        name: String,
+        /// The first missing block.
+        block: u64,
+        /// How many the tensor has.
+        blocks: u64,
+    },
+    /// A report reaches beyond the tensor's end.
+    #[error("tensor {name} has {blocks} blocks, and a report goes up to block {end}")]
+    TooMany {
+        /// The tensor.
+        name: String,
+        /// How many it has.
+        blocks: u64,
+        /// One past the last one reported.
+        end: u64,
+    },
+    /// A dtype of unknown size.
+    #[error("dtype {0} is not known")]
+    Dtype(String),
+    /// The bytes are no whole number of elements.
+    #[error("{bytes} bytes are no whole number of elements of {dtype}")]
+    Bytes {
+        /// Given.
+        bytes: usize,
+        /// The dtype.
+        dtype: String,
+    },
+}
+
+/// Bytes of one element, by safetensors' spelling.
+pub fn element_bytes(dtype: &str) -> Option<usize> {
+    match dtype {
+        "F64" | "I64" | "U64" => Some(8),
+        "F32" | "I32" | "U32" => Some(4),
+        "F16" | "BF16" | "I16" | "U16" => Some(2),
+        "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" => Some(1),
+        _ => None,
+    }
+}
+
+/// Elements of a shape; 1 for a scalar.
+pub fn elements(shape: &[u64]) -> u64 {
+    shape.iter().product()
+}
+
+/// Blocks of a shape.
+pub fn blocks(shape: &[u64]) -> u64 {
+    elements(shape).div_ceil(BLOCK_ELEMENTS)
+}
+
+/// Digests of the blocks of a run of elements that starts at a block's border.
+///
+/// # Errors
+/// [`Fault::Dtype`], [`Fault::Bytes`].
+pub fn block_digests(dtype: &str, bytes: &[u8]) -> Result<Vec<[u8; 32]>, Fault> {
+    let size = element_bytes(dtype).ok_or_else(|| Fault::Dtype(dtype.to_owned()))?;
+    if !bytes.len().is_multiple_of(size) {
+        return Err(Fault::Bytes { bytes: bytes.len(), dtype: dtype.to_owned() });
+    }
+    Ok(bytes.chunks(size * BLOCK_ELEMENTS as usize).map(|block| *blake3::hash(block).as_bytes()).collect())
+}
+
+/// The report of a rank that holds a whole tensor.
+///
+/// # Errors
+/// [`Fault::Dtype`], [`Fault::Bytes`].
+pub fn whole_tensor(name: &str, dtype: &str, shape: &[u64], bytes: &[u8]) -> Result<TensorDigest, Fault> {
+    let blocks = block_digests(dtype, bytes)?;
+    Ok(TensorDigest { name: name.to_owned(), dtype: dtype.to_owned(), shape: shape.to_owned(), first_block: 0, blocks })
+}
+
+/// Puts the ranks' reports together, in any order and any partition into whole blocks.
+#[derive(Clone, Debug, Default)]
+pub struct Combiner {
+    tensors: BTreeMap<String, Partial>,
+}
+
+#[derive(Clone, Debug)]
+struct Partial {
+    dtype: String,
+    shape: Vec<u64>,
+    blocks: BTreeMap<u64, [u8; 32]>,
+}
+
+impl Combiner {
+    /// Adds a report.
+    ///
+    /// # Errors
+    /// [`Fault::Differs`], [`Fault::Overlap`], [`Fault::TooMany`]; the combiner is of no use then.
+    pub fn add(&mut self, report: &TensorDigest) -> Result<(), Fault> {
+        let partial = self.tensors.entry(report.name.clone()).or_insert_with(|| Partial {
+            dtype: report.dtype.clone(),
+            shape: report.shape.clone(),
+            blocks: BTreeMap::new(),
+        });
+        if partial.dtype != report.dtype || partial.shape != report.shape {
+            return Err(Fault::Differs {
+                name: report.name.clone(),
+                first: format!("{} {:?}", partial.dtype, partial.shape),
+                second: format!("{} {:?}", report.dtype, report.shape),
+            });
+        }
+        let end = report.first_block.saturating_add(report.blocks.len() as u64);
+        if end > blocks(&report.shape) {
+            return Err(Fault::TooMany { name: report.name.clone(), blocks: blocks(&report.shape), end });
+        }
+        for (block, digest) in (report.first_block..).zip(&report.blocks) {
+            if partial.blocks.insert(block, *digest).is_some() {
+                return Err(Fault::Overlap { name: report.name.clone(), block });
+            }
+        }
+        Ok(())
+    }
+
+    /// The state hash, lower-case hexadecimal.
+    ///
+    /// # Errors
+    /// [`Fault::Missing`].
+    pub fn finish(&self) -> Result<String, Fault> {
+        let mut state = blake3::Hasher::new();
+        for (name, partial) in &self.tensors {
+            let count = blocks(&partial.shape);
+            let mut tensor = blake3::Hasher::new();
+            for block in 0..count {
+                let Some(digest) = partial.blocks.get(&block) else {
+                    return Err(Fault::Missing { name: name.clone(), block, blocks: count });
+                };
+                tensor.update(digest);
+            }
+            for text in [name, &partial.dtype] {
+                state.update(&(text.len() as u32).to_le_bytes());
+                state.update(text.as_bytes());
+            }
+            state.update(&(partial.shape.len() as u32).to_le_bytes());
+            for axis in &partial.shape {
+                state.update(&axis.to_le_bytes());
+            }
+            state.update(tensor.finalize().as_bytes());
+        }
+        Ok(state.finalize().to_hex().to_string())
+    }
+}
+
+/// Combines reports in one go.
+///
+/// # Errors
+/// [`Fault`].
+pub fn combine<'a>(reports: impl IntoIterator<Item = &'a TensorDigest>) -> Result<String, Fault> {
+    let mut combiner = Combiner::default();
+    for report in reports {
+        combiner.add(report)?;
+    }
+    combiner.finish()
+}
