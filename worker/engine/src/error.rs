@@ -137,11 +137,7 @@ impl fmt::Display for TensorFault {
             Self::Missing { name, want } => write!(f, "{name}: missing, the model needs {want:?}"),
             Self::Unknown { name, found } => write!(f, "{name}: {found:?} in the checkpoint, unknown to the model"),
             Self::Differs { name, want, found } => {
-                write!(
-                    f,
-                    "{name}: {} {:?} in the checkpoint, {} {:?} in the model",
-                    found.0, found.1, want.0, want.1
-                )
+                write!(f, "{name}: {} {:?} in the checkpoint, {} {:?} in the model", found.0, found.1, want.0, want.1)
             }
         }
     }

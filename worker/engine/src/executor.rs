@@ -50,6 +50,10 @@ pub struct Executor {
     recompute: bool,
 }
 
+/// The last block's own parameters are its norm's two; the head's matrix, if it is there, gets its gradient by hand.
+const NORM: usize = 2;
+const ALL: usize = usize::MAX;
+
 /// What a block's backward needs.
 struct Saved {
     input: Tensor,
@@ -99,10 +103,11 @@ impl Executor {
         let h_BTD = self.model.final_norm(params.block(last), &input)?;
         let (b, t, d) = h_BTD.size3()?;
         let h_ND = h_BTD.f_detach()?.f_view([b * t, d])?;
-        let wte = params.block(0)[0].shallow_clone();
-        let dwte = &mut params.block_grads(0)[0];
-        let out = self.head.forward_backward(&h_ND, &wte, &batch.targets, scale, dwte)?;
-        let mut dx = backward(params, last, &input, &h_BTD, &out.dh_ND.f_view([b, t, d])?)?;
+        let (head_block, head_index) = self.model.head_place();
+        let w_VD = params.block(head_block)[head_index].shallow_clone();
+        let dw_VD = &mut params.block_grads(head_block)[head_index];
+        let out = self.head.forward_backward(&h_ND, &w_VD, &batch.targets, scale, dw_VD)?;
+        let mut dx = backward(params, last, NORM, &input, &h_BTD, &out.dh_ND.f_view([b, t, d])?)?;
         drop((h_BTD, h_ND, out.dh_ND));
         sink.block_done(params, last)?;
 
@@ -114,7 +119,7 @@ impl Executor {
                 Some(output) => output,
                 None => self.model.layer(layer, params.block(layer + 1), &input, draw)?,
             };
-            dx = backward(params, layer + 1, &input, &output, &dx)?;
+            dx = backward(params, layer + 1, ALL, &input, &output, &dx)?;
             drop(output);
             sink.block_done(params, layer + 1)?;
         }
@@ -127,7 +132,8 @@ impl Executor {
     pub fn evaluate(&mut self, params: &Parameters, batch: &Batch) -> Result<f64, Error> {
         let h_BTD = self.hidden(params, batch)?;
         let (b, t, d) = h_BTD.size3()?;
-        self.head.loss(&h_BTD.f_view([b * t, d])?, &params.block(0)[0], &batch.targets)
+        let (block, index) = self.model.head_place();
+        self.head.loss(&h_BTD.f_view([b * t, d])?, &params.block(block)[index], &batch.targets)
     }
 
     /// The final norm's output `[B, T, D]`, without dropout and without gradients.
@@ -142,16 +148,17 @@ impl Executor {
     }
 }
 
-/// Backward of one block: adds its parameters' gradients and returns its input's.
+/// Backward of one block: adds the gradients of its first `count` parameters and returns its input's.
 fn backward(
     params: &mut Parameters,
     block: usize,
+    count: usize,
     input: &Tensor,
     output: &Tensor,
     grad_output: &Tensor,
 ) -> Result<Tensor, Error> {
     let mut grads = {
-        let inputs: Vec<&Tensor> = std::iter::once(input).chain(params.block(block)).collect();
+        let inputs: Vec<&Tensor> = std::iter::once(input).chain(params.block(block).iter().take(count)).collect();
         grad(output, &inputs, grad_output)?.into_iter()
     };
     let dx = grads.next().ok_or_else(|| Error::Spec("autograd returned no gradient".to_owned()))?;

@@ -141,13 +141,7 @@ fn softmax_in_place(x_CV: &mut Tensor, targets: &Tensor) -> Result<(f64, Tensor)
     Ok((f64::try_from(&loss)?, targets_C1))
 }
 
-fn masked(
-    h_ND: &Tensor,
-    w_VD: &Tensor,
-    targets: &Tensor,
-    scale: f64,
-    dw_VD: &mut Tensor,
-) -> Result<HeadOutput, Error> {
+fn masked(h_ND: &Tensor, w_VD: &Tensor, targets: &Tensor, scale: f64, dw_VD: &mut Tensor) -> Result<HeadOutput, Error> {
     let h_ND = h_ND.f_detach()?.f_set_requires_grad(true)?;
     let w_VD = w_VD.f_detach()?.f_set_requires_grad(true)?;
     let logits_NV = h_ND.f_mm(&w_VD.f_tr()?)?.f_to_kind(Kind::Float)?;

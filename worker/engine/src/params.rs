@@ -95,7 +95,7 @@ impl Parameters {
             match parameter.init {
                 Init::Zeros => drop(master.f_zero_()?),
                 Init::Ones => drop(master.f_fill_(1.0)?),
-                Init::Normal { std } => {
+                Init::Normal(std) => {
                     let digest = blake3::hash(entry.name.as_bytes());
                     let mut word = [0; 8];
                     word.copy_from_slice(&digest.as_bytes()[..8]);

@@ -6,9 +6,8 @@ use std::time::Duration;
 use tch::{Device, Kind};
 use trainctl_collective::{GroupOptions, ProcessGroup};
 use trainctl_dataset::Split;
-use trainctl_spec::Step;
 use trainctl_spec::job::{self, JobSpec, ModelConfigSource, Precision};
-use trainctl_spec::lr::LrSchedule;
+use trainctl_spec::lr;
 use trainctl_spec::model::Architecture;
 use trainctl_spec::report::Phase;
 
@@ -36,10 +35,16 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     link.phase(Phase::Loading, job.start_step);
     let spec = &job.spec;
     let arch = architecture(spec)?;
-    let (train, validation) = open_data(spec, arch.vocab_size as i64, device)?;
-
     let known = arch.parameters();
-    let model = Gpt2::new(arch, i64::from(spec.dataset.seq_length), device)?;
+    let Architecture::Gpt2(config) = arch;
+    if spec.dataset.seq_length > config.n_positions {
+        return Err(Error::Spec(format!(
+            "dataset.seq_length {} exceeds model.config.n_positions {}",
+            spec.dataset.seq_length, config.n_positions
+        )));
+    }
+    let (train, validation) = open_data(spec, i64::from(config.vocab_size), device)?;
+    let model = Gpt2::new(config, i64::from(spec.dataset.seq_length), device)?;
     let kind = match spec.precision {
         Precision::Fp32 => Kind::Float,
         Precision::Bf16 => Kind::BFloat16,
@@ -55,14 +60,10 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     };
     Ok(Run {
         generation: job.generation,
-        share: Share {
-            rank: job.rank.0,
-            size: job.world_size,
-            local_batch_size: spec.step_scheduler.local_batch_size,
-        },
+        share: Share { rank: job.rank.0, size: job.world_size, local_batch_size: spec.step_scheduler.local_batch_size },
         start_step: job.start_step,
         schedule: Schedule::new(&spec.step_scheduler, job.stop_at),
-        lr: LrSchedule::new(&spec.lr_scheduler, &spec.optimizer, &spec.step_scheduler),
+        lr: lr::Schedule::of(spec),
         saver: Saver::new(&job, params.entries(), Arc::clone(&link)),
         executor: Executor::new(model, Head::new(spec.loss_fn), false),
         spec: job.spec,
@@ -93,8 +94,7 @@ fn meet(job: &TrainJob, link: &dyn Link, device: Device) -> Result<World, Error>
     let timeout = Duration::try_from_secs_f64(job.spec.dist_env.timeout_minutes * 60.0)
         .map_err(|e| Error::Spec(format!("dist_env.timeout_minutes {}: {e}", job.spec.dist_env.timeout_minutes)))?;
     let address = job.address.parse().map_err(|e| Error::Spec(format!("rank address {:?}: {e}", job.address)))?;
-    let options =
-        GroupOptions { rank: job.rank.0 as usize, world_size: job.world_size as usize, address, timeout };
+    let options = GroupOptions { rank: job.rank.0 as usize, world_size: job.world_size as usize, address, timeout };
     let fail = |source| Error::Collective { what: "make the process group".to_owned(), step: job.start_step, source };
     let group = ProcessGroup::gloo(Arc::clone(&job.rendezvous), &options).map_err(fail)?;
     let world = World::new(group, device, job.world_size, job.start_step)?;
@@ -108,10 +108,9 @@ pub fn architecture(spec: &JobSpec) -> Result<Architecture, Error> {
         ModelConfigSource::Inline(config) => {
             Architecture::from_config(config).map_err(|e| Error::Spec(format!("model.config: {e}")))
         }
-        ModelConfigSource::Path(path) => Err(Error::Spec(format!(
-            "model.config still names the file {}: the spec was not resolved",
-            path.display()
-        ))),
+        ModelConfigSource::Path(path) => {
+            Err(Error::Spec(format!("model.config still names the file {}: the spec was not resolved", path.display())))
+        }
     }
 }
 
@@ -128,7 +127,7 @@ fn open_data(spec: &JobSpec, vocab: i64, device: Device) -> Result<(Source, Vec<
     let mut validation = Vec::with_capacity(spec.validation_datasets.len());
     for (name, set) in &spec.validation_datasets {
         let wanted = num_samples(spec, set);
-        let source = Source::open(name, &set.dataset, Split::Valid, wanted, vocab, device)?;
+        let source = Source::open(name, &set.dataset, Split::Validation, wanted, vocab, device)?;
         let num_samples = wanted.min(source.len());
         if num_samples == 0 {
             return Err(Error::Spec(format!(

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use trainctl_dataset::batch;
 use trainctl_spec::job::JobSpec;
-use trainctl_spec::lr::LrSchedule;
+use trainctl_spec::lr;
 use trainctl_spec::report::{Phase, TrainRow, ValidationRow};
 use trainctl_spec::{Generation, Step};
 
@@ -66,7 +66,7 @@ pub(crate) struct Run {
     pub(crate) share: Share,
     pub(crate) start_step: Step,
     pub(crate) schedule: Schedule,
-    pub(crate) lr: LrSchedule,
+    pub(crate) lr: lr::Schedule,
     pub(crate) link: Arc<dyn Link>,
     pub(crate) world: World,
     pub(crate) train: Source,
@@ -137,7 +137,7 @@ impl Run {
         match optim::verdict(loss, grad_norm, self.spec.fault_tolerance.on_nonfinite) {
             Verdict::Update => {
                 optim::clip(&mut self.params, grad_norm, self.spec.clip_grad_norm.max_norm)?;
-                self.optimizer.step(&mut self.params, self.updates, self.lr.at(step.0))?;
+                self.optimizer.step(&mut self.params, self.updates, self.lr.at(step))?;
                 self.updates += 1;
                 Ok(())
             }
@@ -160,7 +160,7 @@ impl Run {
             timestamp: timestamp(),
             loss,
             grad_norm,
-            lr: self.lr.at(step.0 + 1),
+            lr: self.lr.logged(step),
             mem: memory::take_peak_gib(),
             tps,
             tps_per_gpu: tps / f64::from(self.share.size),
@@ -185,7 +185,7 @@ impl Run {
                     epoch: EPOCH,
                     timestamp: timestamp(),
                     val_loss: found.loss,
-                    lr: self.lr.at(step.0 + 1),
+                    lr: self.lr.logged(step),
                     num_label_tokens: found.num_label_tokens,
                     mem: memory::take_peak_gib(),
                     generation: self.generation.0,
@@ -204,7 +204,7 @@ impl Run {
             epoch: EPOCH,
             updates: self.updates,
             consumed_samples,
-            next_lr: self.lr.at(step.0 + 1),
+            next_lr: self.lr.logged(step),
         };
         let state = State { params: &self.params, optimizer: &self.optimizer };
         self.saver.save(state, Meta { trainer, train_loss, val_losses })

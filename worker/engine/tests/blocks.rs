@@ -223,7 +223,8 @@ fn bf16_computes_in_bf16_and_keeps_fp32_masters() {
     use trainctl_spec::model::Architecture;
     let arch = Architecture::from_config(&support::config(0.0)).unwrap();
     let known = arch.parameters();
-    let model = Gpt2::new(arch, TOKENS, Device::Cpu).unwrap();
+    let Architecture::Gpt2(config) = arch;
+    let model = Gpt2::new(config, TOKENS, Device::Cpu).unwrap();
     let mut params = Parameters::zeros(&model.block_names(), &known, Kind::BFloat16, Device::Cpu).unwrap();
     params.init(&known, 11).unwrap();
     let mut half = Executor::new(model, Head::new(LossFn::Chunked), false);

@@ -10,18 +10,26 @@ mod save;
 pub use load::load;
 pub use save::{Meta, Saver, State, TrainerState};
 
-use trainctl_spec::{Generation, Rank, Step};
+use tch::Kind;
 
 use crate::params::Entry;
 
-/// Directory name of the checkpoint after zero-based `step`, as NeMo AutoModel names it.
-pub fn name(epoch: u64, step: Step) -> String {
-    format!("epoch_{epoch}_step_{step}")
-}
+/// The file that rank 0 adds; see [`TrainerState`].
+pub(crate) const TRAINER_STATE: &str = "optim/trainer.json";
+/// Name prefix of first moments.
+pub(crate) const EXP_AVG: &str = "exp_avg.";
+/// Name prefix of second moments.
+pub(crate) const EXP_AVG_SQ: &str = "exp_avg_sq.";
+/// Name prefix of fp32 weights under `precision: bf16`.
+pub(crate) const MASTER: &str = "master.";
 
-/// Path of a rank's shard below the checkpoint's directory; `part` is `model` or `optim`.
-pub fn shard_path(part: &str, rank: Rank, world_size: u32, generation: Generation) -> String {
-    format!("{part}/shard-{:05}-of-{world_size:05}.g{generation}.safetensors", rank.0)
+/// safetensors' spelling of the kinds that a training state has.
+pub(crate) fn dtype(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Float => Some("F32"),
+        Kind::BFloat16 => Some("BF16"),
+        _ => None,
+    }
 }
 
 /// Deals parameters to ranks: the largest first, each to the rank that has least so far (the lowest of equals). Returns
@@ -45,9 +53,8 @@ pub fn deal(entries: &[Entry], world_size: u32) -> Vec<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{deal, name, shard_path};
+    use super::deal;
     use crate::params::Entry;
-    use trainctl_spec::{Generation, Rank, Step};
 
     #[test]
     fn every_tensor_is_dealt_once_and_loads_are_even() {
@@ -58,14 +65,5 @@ mod tests {
         let wide = deal(&entries, 9);
         assert_eq!(wide.iter().flatten().count(), entries.len());
         assert_eq!(wide.iter().filter(|hand| hand.is_empty()).count(), 2);
-    }
-
-    #[test]
-    fn names() {
-        assert_eq!(name(0, Step(999)), "epoch_0_step_999");
-        assert_eq!(
-            shard_path("model", Rank(3), 8, Generation(7)),
-            "model/shard-00003-of-00008.g7.safetensors"
-        );
     }
 }

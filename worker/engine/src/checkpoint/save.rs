@@ -8,14 +8,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 use trainctl_spec::report::ShardReport;
 use trainctl_spec::{Generation, Rank, Step};
 use trainctl_store::layout::{CheckpointName, Section, ShardName};
+use trainctl_store::shard::{ShardWriter, TensorView};
+use trainctl_store::state_hash;
 
-use super::deal;
+use super::{EXP_AVG, EXP_AVG_SQ, MASTER, TRAINER_STATE, deal, dtype};
 use crate::Error;
 use crate::job::{Link, TrainJob};
 use crate::optim::AdamW;
@@ -130,9 +133,8 @@ impl Saver {
 
     fn wait(&mut self) {
         let Some((name, thread)) = self.in_flight.take() else { return };
-        let (snapshot, result) = thread
-            .join()
-            .unwrap_or_else(|_| (Snapshot::default(), Err("the writing thread panicked".to_owned())));
+        let (snapshot, result) =
+            thread.join().unwrap_or_else(|_| (Snapshot::default(), Err("the writing thread panicked".to_owned())));
         self.spare = snapshot;
         self.newest = result.map_err(|why| {
             tracing::error!(checkpoint = %name, error = %why, "a save failed; the run goes on on the last commit");
@@ -151,10 +153,10 @@ impl Snapshot {
         for &i in hand {
             let entry = &params.entries()[i];
             sources.push((Section::Model, "", entry, &params.values()[i]));
-            sources.push((Section::Optim, "exp_avg.", entry, &exp_avg[i]));
-            sources.push((Section::Optim, "exp_avg_sq.", entry, &exp_avg_sq[i]));
+            sources.push((Section::Optim, EXP_AVG, entry, &exp_avg[i]));
+            sources.push((Section::Optim, EXP_AVG_SQ, entry, &exp_avg_sq[i]));
             if params.has_masters() {
-                sources.push((Section::Optim, "master.", entry, &params.masters()[i]));
+                sources.push((Section::Optim, MASTER, entry, &params.masters()[i]));
             }
         }
         tch::no_grad(|| {
@@ -182,4 +184,93 @@ struct Write {
     generation: Generation,
     meta: Meta,
     link: Arc<dyn Link>,
+}
+
+impl Write {
+    /// Writes, syncs and hashes this rank's files, then says so.
+    fn run(&self, snapshot: &Snapshot) -> Result<(), String> {
+        let started = Instant::now();
+        let writer = ShardWriter::new(&self.run_dir, self.name);
+        let mut files = Vec::with_capacity(3);
+        let mut tensors = Vec::with_capacity(snapshot.tensors.len());
+        for section in [Section::Model, Section::Optim] {
+            let held: Vec<Held<'_>> = snapshot
+                .tensors
+                .iter()
+                .filter(|(of, ..)| *of == section)
+                .map(|(_, name, tensor)| Held::new(name, tensor))
+                .collect::<Result<_, _>>()?;
+            if held.is_empty() {
+                continue;
+            }
+            let path =
+                ShardName { section, rank: self.rank.0, world_size: self.world_size, generation: self.generation.0 };
+            let views: Vec<TensorView<'_>> = held.iter().map(Held::view).collect();
+            let file = writer.write_safetensors(&path.to_string(), &views, &[]).map_err(|e| describe(&e))?;
+            files.push(file);
+            for held in &held {
+                let name = format!("{}/{}", section.folder(), held.name);
+                let digest = state_hash::whole_tensor(&name, held.dtype, &held.shape, held.bytes);
+                tensors.push(digest.map_err(|e| describe(&e))?);
+            }
+        }
+        if self.rank.0 == 0 {
+            let bytes = serde_json::to_vec_pretty(&self.meta.trainer).map_err(|e| describe(&e))?;
+            files.push(writer.write_bytes(TRAINER_STATE, &bytes).map_err(|e| describe(&e))?);
+        }
+        tracing::info!(
+            checkpoint = %self.name,
+            bytes = files.iter().map(|file| file.size).sum::<u64>(),
+            ms = started.elapsed().as_millis(),
+            "shards are durable"
+        );
+        let rank0 = self.rank.0 == 0;
+        self.link.shards_durable(ShardReport {
+            step: self.meta.trainer.step,
+            checkpoint: self.name.to_string(),
+            files,
+            tensors,
+            consumed_samples: self.meta.trainer.consumed_samples,
+            train_loss: rank0.then_some(self.meta.train_loss),
+            val_losses: if rank0 { self.meta.val_losses.clone() } else { BTreeMap::new() },
+        });
+        Ok(())
+    }
+}
+
+/// A tensor of a snapshot, as the store takes it.
+struct Held<'a> {
+    name: &'a str,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    bytes: &'a [u8],
+}
+
+impl<'a> Held<'a> {
+    fn new(name: &'a str, tensor: &'a Tensor) -> Result<Self, String> {
+        Ok(Self {
+            name,
+            dtype: dtype(tensor.kind()).ok_or_else(|| format!("{name}: no file type for {:?}", tensor.kind()))?,
+            shape: tensor.size().iter().map(|n| n.cast_unsigned()).collect(),
+            bytes: trainctl_collective::bytes(tensor).map_err(|e| describe(&e))?,
+        })
+    }
+
+    fn view(&self) -> TensorView<'_> {
+        TensorView { name: self.name, dtype: self.dtype, shape: &self.shape, bytes: self.bytes, slice: None }
+    }
+}
+
+/// An error with its causes, on one line.
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }

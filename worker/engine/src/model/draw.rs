@@ -87,7 +87,8 @@ mod tests {
     #[test]
     fn seeds_differ_by_seed_step_sequence_and_site() {
         let mut seen = HashSet::new();
-        let sites = [Site::Embedding, Site::Attention(0), Site::AttentionOutput(0), Site::MlpOutput(0), Site::Attention(1)];
+        let sites =
+            [Site::Embedding, Site::Attention(0), Site::AttentionOutput(0), Site::MlpOutput(0), Site::Attention(1)];
         for seed in 0..3 {
             for step in 0..10 {
                 for site in sites {

@@ -1,7 +1,8 @@
 //! GPT-2 as a list of blocks, each a pure function of (parameters, input, draws).
 //!
-//! Block 0 is the embedding, blocks 1 … n_layer the transformer layers, block n_layer + 1 the final norm; the head shares
-//! the token embedding's matrix and lives in [`crate::head`], because its logits must never exist at once. Parameter
+//! Block 0 is the embedding, blocks 1 … n_layer the transformer layers, block n_layer + 1 the final norm and, unless it is
+//! tied to the token embedding, the head's matrix. The head itself lives in [`crate::head`], because its logits must never
+//! exist at once. Parameter
 //! names and the `[in, out]` layout of the projections (Conv1D) are Hugging Face's `GPT2LMHeadModel`.
 //!
 //! Shape letters: B sequences, T tokens, D width, H heads, K = D ÷ H, V vocabulary.
@@ -13,7 +14,7 @@ mod draw;
 pub use draw::{Draw, Site, dropout, mask};
 
 use tch::{Device, Kind, Tensor};
-use trainctl_spec::model::Architecture;
+use trainctl_spec::model::Gpt2Config;
 
 use crate::Error;
 
@@ -36,21 +37,21 @@ const LAYER: [&str; 12] = [
 /// The model's functions; the parameters are arguments.
 #[derive(Debug)]
 pub struct Gpt2 {
-    arch: Architecture,
+    config: Gpt2Config,
     /// `[T, T]` bool, true above the diagonal: what a token may not look at.
     future_TT: Tensor,
 }
 
 impl Gpt2 {
     /// The model for sequences of up to `seq_length` tokens.
-    pub fn new(arch: Architecture, seq_length: i64, device: Device) -> Result<Self, Error> {
+    pub fn new(config: Gpt2Config, seq_length: i64, device: Device) -> Result<Self, Error> {
         let future_TT = Tensor::f_ones([seq_length, seq_length], (Kind::Bool, device))?.f_triu(1)?;
-        Ok(Self { arch, future_TT })
+        Ok(Self { config, future_TT })
     }
 
-    /// The architecture.
-    pub fn arch(&self) -> &Architecture {
-        &self.arch
+    /// The hyperparameters.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.config
     }
 
     /// Number of blocks: embedding, layers, final norm.
@@ -60,7 +61,7 @@ impl Gpt2 {
 
     /// Number of transformer layers.
     pub fn num_layers(&self) -> usize {
-        self.arch.n_layer as usize
+        self.config.n_layer as usize
     }
 
     /// Hugging Face parameter names by block, in the order in which the block's function takes them.
@@ -69,8 +70,15 @@ impl Gpt2 {
         let layer = |l| LAYER.iter().map(|n| format!("transformer.h.{l}.{n}")).collect();
         let mut blocks = vec![owned(&["wte.weight", "wpe.weight"])];
         blocks.extend((0..self.num_layers()).map(layer));
-        blocks.push(owned(&["ln_f.weight", "ln_f.bias"]));
+        let mut last: Vec<String> = owned(&["ln_f.weight", "ln_f.bias"]);
+        last.extend((!self.config.tie_word_embeddings).then(|| "lm_head.weight".to_owned()));
+        blocks.push(last);
         blocks
+    }
+
+    /// Where the head's matrix `[V, D]` is: block and index within it.
+    pub fn head_place(&self) -> (usize, usize) {
+        if self.config.tie_word_embeddings { (0, 0) } else { (self.num_layers() + 1, 2) }
     }
 
     /// Block 0: `ids` `[B, T]` int64 → `[B, T, D]`. `params`: wte `[V, D]`, wpe `[positions, D]`.
@@ -78,7 +86,7 @@ impl Gpt2 {
         let [wte, wpe] = params else { return Err(arity("embedding", 2, params.len())) };
         let (_, t) = ids.size2()?;
         let x_BTD = Tensor::f_embedding(wte, ids, -1, false, false)?.f_add(&wpe.f_narrow(0, 0, t)?)?;
-        dropout(x_BTD, self.arch.embd_pdrop, Site::Embedding, draw)
+        dropout(x_BTD, self.config.embd_pdrop, Site::Embedding, draw)
     }
 
     /// Gradient of [`Gpt2::embed`], added to `grads` (same order and shapes as its parameters). By hand, because
@@ -92,7 +100,7 @@ impl Gpt2 {
     ) -> Result<(), Error> {
         let [dwte, dwpe] = grads else { return Err(arity("embedding", 2, grads.len())) };
         let (_, t, d) = dx_BTD.size3()?;
-        let dx_BTD = match mask(dx_BTD, self.arch.embd_pdrop, Site::Embedding, draw)? {
+        let dx_BTD = match mask(dx_BTD, self.config.embd_pdrop, Site::Embedding, draw)? {
             Some(mask) => dx_BTD.f_mul(&mask)?,
             None => dx_BTD.shallow_clone(),
         };
@@ -103,17 +111,11 @@ impl Gpt2 {
     }
 
     /// Transformer layer `layer` (zero-based): `[B, T, D]` → `[B, T, D]`. `params` as `block_names` lists them.
-    pub fn layer(
-        &self,
-        layer: usize,
-        params: &[Tensor],
-        x_BTD: &Tensor,
-        draw: Option<&Draw>,
-    ) -> Result<Tensor, Error> {
+    pub fn layer(&self, layer: usize, params: &[Tensor], x_BTD: &Tensor, draw: Option<&Draw>) -> Result<Tensor, Error> {
         let [ln1_w, ln1_b, qkv_w, qkv_b, out_w, out_b, ln2_w, ln2_b, fc_w, fc_b, proj_w, proj_b] = params else {
             return Err(arity("layer", LAYER.len(), params.len()));
         };
-        let resid = self.arch.resid_pdrop;
+        let resid = self.config.resid_pdrop;
         let h_BTD = self.norm(x_BTD, ln1_w, ln1_b)?;
         let a_BTD = self.attention(layer, &linear(&h_BTD, qkv_w, qkv_b)?, draw)?;
         let a_BTD = dropout(linear(&a_BTD, out_w, out_b)?, resid, Site::AttentionOutput(layer), draw)?;
@@ -124,14 +126,14 @@ impl Gpt2 {
         Ok(x_BTD.f_add(&m_BTD)?)
     }
 
-    /// The last block: layer norm of `[B, T, D]`. `params`: ln_f weight and bias.
+    /// The last block: layer norm of `[B, T, D]`. `params`: ln_f weight and bias (a matrix of the head is not read here).
     pub fn final_norm(&self, params: &[Tensor], x_BTD: &Tensor) -> Result<Tensor, Error> {
-        let [w, b] = params else { return Err(arity("final norm", 2, params.len())) };
+        let [w, b, ..] = params else { return Err(arity("final norm", 2, params.len())) };
         self.norm(x_BTD, w, b)
     }
 
     fn norm(&self, x: &Tensor, w: &Tensor, b: &Tensor) -> Result<Tensor, Error> {
-        Ok(x.f_layer_norm(w.size(), Some(w), Some(b), self.arch.layer_norm_epsilon, false)?)
+        Ok(x.f_layer_norm(w.size(), Some(w), Some(b), self.config.layer_norm_epsilon, false)?)
     }
 
     /// Causal attention of packed queries, keys and values `[B, T, 3D]` → `[B, T, D]`.
@@ -140,16 +142,16 @@ impl Gpt2 {
     /// made explicitly and masked; without (and in evaluation) the fused kernel runs.
     fn attention(&self, layer: usize, qkv: &Tensor, draw: Option<&Draw>) -> Result<Tensor, Error> {
         let (b, t, d3) = qkv.size3()?;
-        let heads = i64::from(self.arch.n_head);
+        let heads = i64::from(self.config.n_head);
         let (d, k) = (d3 / 3, d3 / 3 / heads);
         let split = qkv.f_view([b, t, 3, heads, k])?.f_permute([2, 0, 3, 1, 4])?;
         let (q, key, v) = (split.f_select(0, 0)?, split.f_select(0, 1)?, split.f_select(0, 2)?);
-        let draw = draw.filter(|_| self.arch.attn_pdrop > 0.0);
+        let draw = draw.filter(|_| self.config.attn_pdrop > 0.0);
         let y_BHTK = if draw.is_some() {
             let scores = q.f_matmul(&key.f_transpose(-2, -1)?)?.f_mul_scalar((k as f64).powf(-0.5))?;
             let future_TT = self.future_TT.f_narrow(0, 0, t)?.f_narrow(1, 0, t)?;
             let p_BHTT = scores.f_masked_fill(&future_TT, f64::NEG_INFINITY)?.f_softmax(-1, None)?;
-            dropout(p_BHTT, self.arch.attn_pdrop, Site::Attention(layer), draw)?.f_matmul(&v)?
+            dropout(p_BHTT, self.config.attn_pdrop, Site::Attention(layer), draw)?.f_matmul(&v)?
         } else {
             Tensor::f_scaled_dot_product_attention::<&Tensor>(&q, &key, &v, None, 0.0, true, None, false)?
         };

@@ -21,7 +21,8 @@ pub fn config(p: f64) -> serde_json::Map<String, serde_json::Value> {
 pub fn model(p: f64, seq_length: i64, seed: u64) -> (Gpt2, Parameters) {
     let arch = Architecture::from_config(&config(p)).unwrap();
     let known = arch.parameters();
-    let model = Gpt2::new(arch, seq_length, Device::Cpu).unwrap();
+    let Architecture::Gpt2(config) = arch;
+    let model = Gpt2::new(config, seq_length, Device::Cpu).unwrap();
     let mut params = Parameters::zeros(&model.block_names(), &known, Kind::Float, Device::Cpu).unwrap();
     params.init(&known, seed).unwrap();
     (model, params)
