@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// One training run, from `job.yaml`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
     /// Name of the run: letters, digits, `.`, `_`, `-`.
+    #[schemars(regex(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"))]
     pub name: String,
     /// POSIX directory that all nodes see. Absolute once resolved.
     pub run_dir: PathBuf,
@@ -64,19 +66,21 @@ pub struct JobSpec {
 }
 
 /// `resources`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resources {
     /// World size: one worker is one rank.
+    #[schemars(range(min = 1, max = 65536))]
     pub workers: u32,
     /// `cpu` or `cuda`.
     pub device: Device,
     /// Intra-op threads of each rank; resolved at submit to max(1, cores ÷ workers on the node).
+    #[schemars(range(min = 1, max = 4096))]
     pub threads_per_worker: Option<u32>,
 }
 
 /// Where tensors live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     /// Gloo, host memory.
@@ -87,7 +91,7 @@ pub enum Device {
 }
 
 /// `model`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
     /// Path of a Hugging Face `config.json`, or the same keys inline.
@@ -98,7 +102,7 @@ pub struct Model {
 }
 
 /// Where the architecture comes from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ModelConfigSource {
     /// A file; resolving replaces it by its contents.
@@ -108,7 +112,7 @@ pub enum ModelConfigSource {
 }
 
 /// Initial weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ModelInit {
     /// The architecture's own initialisation from `seed`.
@@ -117,10 +121,11 @@ pub enum ModelInit {
 }
 
 /// `dataset`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Dataset {
     /// Prefixes of `.bin/.idx` pairs, with optional weights.
+    #[schemars(schema_with = "crate::schema::paths")]
     pub paths: Vec<WeightedPath>,
     /// Where index caches go; default `<prefix>/cache`.
     #[serde(default)]
@@ -129,6 +134,7 @@ pub struct Dataset {
     #[serde(default)]
     pub tokenizer: Option<PathBuf>,
     /// Tokens per sample.
+    #[schemars(range(min = 1, max = 16777216))]
     pub seq_length: u32,
     /// Train, validation and test shares, for example `99,1,0`.
     #[serde(default = "defaults::split")]
@@ -139,7 +145,7 @@ pub struct Dataset {
 }
 
 /// One corpus of a blend.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedPath {
     /// Prefix without `.bin`/`.idx`.
@@ -162,9 +168,10 @@ pub struct ValidationDataset {
 }
 
 /// How a [`ValidationDataset`] is written. Serde's `flatten` would switch `deny_unknown_fields` off.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct FlatValidationDataset {
+pub(crate) struct FlatValidationDataset {
+    #[schemars(schema_with = "crate::schema::paths")]
     paths: Vec<WeightedPath>,
     #[serde(default)]
     index_mapping_dir: Option<PathBuf>,
@@ -195,27 +202,32 @@ impl From<ValidationDataset> for FlatValidationDataset {
 }
 
 /// `step_scheduler`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StepScheduler {
     /// Sequences per optimizer step over all ranks.
     #[serde(default = "defaults::global_batch")]
+    #[schemars(range(min = 1))]
     pub global_batch_size: u32,
     /// Sequences per micro-batch.
     #[serde(default = "defaults::one")]
+    #[schemars(range(min = 1))]
     pub local_batch_size: u32,
     /// Optimizer steps of the whole run: the horizon of schedule and sample index.
+    #[schemars(range(min = 1))]
     pub max_steps: u64,
     /// Save every so many steps.
     #[serde(default = "defaults::ckpt_every")]
+    #[schemars(range(min = 1))]
     pub ckpt_every_steps: u64,
     /// Validate every so many steps; a checkpoint step always validates.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub val_every_steps: Option<u64>,
 }
 
 /// `distributed`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Distributed {
     /// `ddp`.
@@ -223,7 +235,7 @@ pub struct Distributed {
 }
 
 /// Data-parallel strategy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
     /// Replicated weights, reduced gradients.
@@ -232,7 +244,7 @@ pub enum Strategy {
 }
 
 /// `precision`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 32-bit floats throughout.
@@ -243,7 +255,7 @@ pub enum Precision {
 }
 
 /// `optimizer`: AdamW with fp32 state.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
     /// `adamw`.
@@ -261,7 +273,7 @@ pub struct Optimizer {
 }
 
 /// Known optimizers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerName {
     /// Loshchilov & Hutter, decoupled weight decay.
@@ -270,7 +282,7 @@ pub enum OptimizerName {
 }
 
 /// Which parameters get weight decay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DecayRule {
     /// Every parameter.
@@ -281,7 +293,7 @@ pub enum DecayRule {
 }
 
 /// `lr_scheduler`, Megatron's OptimizerParamScheduler. Unset values resolve to the defaults that each names.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LrScheduler {
     /// `cosine` by default.
@@ -289,6 +301,7 @@ pub struct LrScheduler {
     /// Default min(1000, max_steps ÷ 10).
     pub lr_warmup_steps: Option<u64>,
     /// Default max_steps.
+    #[schemars(range(min = 1))]
     pub lr_decay_steps: Option<u64>,
     /// Default 0.1 · lr.
     pub init_lr: Option<f64>,
@@ -299,7 +312,7 @@ pub struct LrScheduler {
 }
 
 /// Shape of the decay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LrDecayStyle {
     /// max_lr after the warm-up.
@@ -312,7 +325,7 @@ pub enum LrDecayStyle {
 }
 
 /// `clip_grad_norm`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClipGradNorm {
     /// Largest global L2 norm of the gradients.
@@ -320,7 +333,7 @@ pub struct ClipGradNorm {
 }
 
 /// `loss_fn`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LossFn {
     /// Linear head and cross-entropy in chunks of rows; the full logits never exist.
@@ -331,17 +344,18 @@ pub enum LossFn {
 }
 
 /// `checkpoint`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
     /// Keep the newest so many commits, besides pointer targets; absent = all.
+    #[schemars(range(min = 1))]
     pub max_recent_checkpoints: Option<u32>,
     /// Validation set whose loss moves LOWEST_VAL; default "default", else the only one.
     pub best_metric_key: Option<String>,
 }
 
 /// `fault_tolerance`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultTolerance {
     /// Restarts before the job fails; a commit refills it (J5).
@@ -351,7 +365,7 @@ pub struct FaultTolerance {
 }
 
 /// What to do when loss or gradient is not finite.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnNonfinite {
     /// Fail the job with that cause.
@@ -362,7 +376,7 @@ pub enum OnNonfinite {
 }
 
 /// `dist_env`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DistEnv {
     /// Deadline for one collective, minutes.

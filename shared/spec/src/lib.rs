@@ -7,6 +7,7 @@
 //! - [`report`]: what a rank reports.
 //! - [`state`]: the job's state machine, exits and causes.
 
+pub mod check;
 mod emit;
 pub mod fault;
 pub mod ids;
@@ -16,11 +17,16 @@ pub mod model;
 pub mod parse;
 pub mod report;
 pub mod resolve;
+pub mod resume;
+pub mod schema;
 pub mod state;
 
+pub use check::{CorpusFacts, Facts, check};
 pub use emit::NotWritable;
 pub use fault::{Fault, Faults, Origin, Severity, Spans};
 pub use ids::{Generation, JobId, Rank, Step, Term};
 pub use job::JobSpec;
+pub use model::Architecture;
 pub use parse::{Override, Parsed, parse};
 pub use resolve::{Files, PathKind, Resolved, resolve};
+pub use schema::schema;

@@ -290,4 +290,4 @@ fn fill_defaults(spec: &mut JobSpec) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -96,4 +96,4 @@ fn collect_spans(node: &Node, path: &str, spans: &mut Spans) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -331,10 +331,7 @@ fn betas(node: &Node) -> Result<[f64; 2], String> {
     let Value::List(items) = &node.value else { return Err(allowed.to_owned()) };
     let beta = number(allowed, |beta| (0.0..1.0).contains(&beta));
     match items.as_slice() {
-        [first, second] => Ok([
-            beta(first).map_err(|allowed| format!("{}: {allowed}", first.shown()))?,
-            beta(second).map_err(|allowed| format!("{}: {allowed}", second.shown()))?,
-        ]),
+        [first, second] => Ok([beta(first)?, beta(second)?]),
         _ => Err(allowed.to_owned()),
     }
 }

@@ -1,0 +1,99 @@
+//! Cross-field rules, one snapshot each for errors, warnings and file facts.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::parse::{Override, parse};
+use crate::resolve::{resolve, tests::Machine};
+
+const JOB: &str = "\
+name: tiny
+run_dir: runs/tiny
+resources: {workers: 2}
+model:
+  config: {model_type: gpt2, n_layer: 2, n_head: 2, n_embd: 32, n_positions: 64, vocab_size: 512}
+dataset:
+  paths: data/a
+  tokenizer: tok
+  seq_length: 64
+  split: \"99,1,0\"
+validation_dataset: {num_val_samples: 8}
+step_scheduler:
+  global_batch_size: 8
+  max_steps: 400
+  val_every_steps: 100
+";
+
+fn faults(overrides: &[&str], facts: &Facts) -> String {
+    let overrides: Vec<_> = overrides.iter().map(|text| Override::set(text)).collect();
+    let parsed = parse(JOB, "job.yaml", &overrides, &BTreeMap::new()).unwrap_or_else(|faults| panic!("{faults}"));
+    let machine = Machine::new(&[
+        ("/w/data/a.bin", ""),
+        ("/w/data/a.idx", ""),
+        ("/w/data/b.bin", ""),
+        ("/w/data/b.idx", ""),
+        ("/w/tok/tokenizer.json", ""),
+    ]);
+    let resolved = resolve(parsed, Path::new("/w"), &machine);
+    assert!(resolved.faults.is_empty(), "{}", resolved.faults);
+    check(&resolved.spec, facts, &resolved.spans).to_string()
+}
+
+#[test]
+fn a_sound_spec_has_no_faults() {
+    assert_eq!(faults(&[], &Facts::default()), "");
+}
+
+#[test]
+fn rules_across_keys() {
+    let cases: &[&[&str]] = &[
+        &["step_scheduler.local_batch_size=8"],
+        &["resources.workers=3"],
+        &["step_scheduler.max_steps=9223372036854775807"],
+        &["step_scheduler.ckpt_every_steps=500"],
+        &["lr_scheduler.lr_warmup_steps=400"],
+        &["lr_scheduler.lr_decay_steps=40"],
+        &["lr_scheduler.lr_decay_steps=300", "lr_scheduler.min_lr=0"],
+        &["lr_scheduler.min_lr=1"],
+        &["lr_scheduler.init_lr=1"],
+        &["model.config.n_head=3"],
+        &["model.config.model_type=llama"],
+        &["dataset.seq_length=65"],
+        &["validation_dataset.seq_length=65"],
+        &["dataset.split=0,1,0", "validation_dataset.split=1,0,0"],
+        &["dataset.paths=[{prefix: data/a, weight: 1}, {prefix: data/b}]"],
+        &["dataset.paths=[data/a, data/b, data/a]"],
+        &["checkpoint.best_metric_key=web"],
+        &["validation_dataset=null", "checkpoint.best_metric_key=default"],
+        &["validation_dataset_web.seed=1", "validation_dataset_code.seed=2"],
+        &["precision=bf16"],
+    ];
+    let text: Vec<_> =
+        cases.iter().map(|case| format!("# {}\n{}", case.join(" "), faults(case, &Facts::default()))).collect();
+    insta::assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn rules_about_files_and_machine() {
+    let corpus = CorpusFacts { tokens: 10_000, documents: 10, max_token: Some(511) };
+    let one = |prefix: &str, facts: Result<CorpusFacts, String>| Facts {
+        corpora: [(PathBuf::from(prefix), facts)].into(),
+        ..Facts::default()
+    };
+    let tokenizer = |facts| Facts { tokenizers: [(PathBuf::from("/w/tok"), facts)].into(), ..Facts::default() };
+    assert_eq!(faults(&[], &one("/w/data/a", Ok(corpus))), "");
+    assert_eq!(faults(&[], &tokenizer(Ok(512))), "");
+    let cases = [
+        one("/w/data/a", Ok(CorpusFacts { tokens: 64, ..corpus })),
+        one("/w/data/a", Ok(CorpusFacts { max_token: Some(512), ..corpus })),
+        one("/w/data/a", Err("the first 9 bytes are not MMIDIDX".to_owned())),
+        tokenizer(Ok(513)),
+        tokenizer(Err("not JSON".to_owned())),
+        Facts { cores: Some(8), ..Facts::default() },
+        Facts { free_bytes: Some(1000), ..Facts::default() },
+        Facts { free_bytes: Some(1 << 20), ..Facts::default() },
+    ];
+    let text: Vec<_> = cases.iter().map(|facts| faults(&["resources.threads_per_worker=5"], facts)).collect();
+    insta::assert_snapshot!(text.join("\n"));
+    insta::assert_snapshot!(faults(&["resources.device=cuda"], &Facts { gpus: Some(1), ..Facts::default() }));
+}
