@@ -1,5 +1,7 @@
 //! D1 against values that megatron-core's own helpers and numpy 2.4.6 computed (fixtures/megatron_index.json).
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use serde_json::Value;
 use trainctl_dataset::blend::{exhaustive, weighted};
 use trainctl_dataset::index::{Epochs, Indices, Recipe, Rules};

@@ -1,5 +1,7 @@
 //! The `.bin/.idx` pair: golden bytes, round trips, and every way in which a file can be wrong.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::fs;
 use std::path::Path;
 

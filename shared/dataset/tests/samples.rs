@@ -1,5 +1,7 @@
 //! Samples through the spec's own type: contents, blends, caches (D1, D4).
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
