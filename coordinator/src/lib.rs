@@ -1,1 +1,22 @@
-//! The coordinator.
+//! The coordinator: takes jobs, forms worlds, runs rendezvous, commits checkpoints, restarts what fails.
+//!
+//! - [`core`]: the state and what moves it, without I/O; [`decide`]: its decisions as pure functions.
+//! - [`owner`]: the one task that holds the core; [`journal`] and [`record`]: what it must not forget.
+//! - [`run_io`], [`rows`], [`runs`]: run directories, off the owner task.
+//! - [`jobs`], [`workers`], [`follow`]: the services; [`rendezvous`]: key-value stores of forming generations.
+//! - [`server`]: puts it together.
+
+pub mod core;
+pub mod decide;
+pub mod events;
+pub mod follow;
+pub mod jobs;
+pub mod journal;
+pub mod owner;
+pub mod record;
+pub mod rendezvous;
+pub mod rows;
+pub mod run_io;
+pub mod runs;
+pub mod server;
+pub mod workers;

@@ -1,2 +1,61 @@
-//! Entry point.
-fn main() {}
+//! `trainctl-coordinator`: one per run, or one per user.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use trainctl_coordinator::{runs, server};
+use trainctl_runtime::signals::Signals;
+use trainctl_runtime::tasks::Shutdown;
+use trainctl_runtime::telemetry;
+use trainctl_store::tenure::AcquireError;
+
+/// Exit code for a state directory that a live coordinator holds.
+const HELD: u8 = 69;
+
+/// The coordinator: takes jobs, forms worlds, commits checkpoints, restarts what fails.
+#[derive(Parser)]
+#[command(version, after_help = "Example: trainctl-coordinator --state-dir ~/.local/state/trainctl")]
+struct Args {
+    /// Directory for journal, tokens, certificate authority and endpoint.json
+    #[arg(long, value_name = "DIR")]
+    state_dir: PathBuf,
+    /// Address to listen on; port 0 takes the last start's port, else any. A non-loopback address speaks TLS
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "failed");
+            let held = error.chain().any(|cause| {
+                matches!(cause.downcast_ref(), Some(runs::Error::Tenure(AcquireError::LiveHolder { .. })))
+            });
+            ExitCode::from(if held { HELD } else { 2 })
+        }
+    }
+}
+
+fn serve(args: Args) -> anyhow::Result<()> {
+    telemetry::init("trainctl-coordinator")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let shutdown = Shutdown::new();
+        let mut signals = Signals::listen(&shutdown)?;
+        let options = server::Options { state_dir: args.state_dir, listen: args.listen };
+        let served = server::run(options, shutdown.clone());
+        tokio::pin!(served);
+        tokio::select! {
+            served = &mut served => served,
+            // Trainers go on without us; the next start adopts them.
+            () = signals.first() => {
+                shutdown.trigger("signal");
+                served.await
+            }
+        }
+    })
+}

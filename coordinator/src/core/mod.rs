@@ -1,0 +1,456 @@
+//! The coordinator's state and what moves it, without any I/O.
+//!
+//! [`Core::handle`] takes one event and the time and answers the effects, in the order in which they must happen: a journal
+//! entry precedes whatever it makes visible. The owner task ([`crate::owner`]) feeds events and carries out effects; a
+//! simulator can do the same with a clock, a transport and a journal of its own.
+//!
+//! Wanted and observed are kept apart: a job's record is what is wanted (and journaled), `live` is what was last seen of its
+//! ranks; [`Core`]'s `pump` compares the two after each event and does the next thing.
+
+mod forming;
+mod ranks;
+mod saves;
+mod status;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tracing::{info, warn};
+use trainctl_proto::v1;
+use trainctl_spec::report::{TrainRow, ValidationRow};
+use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
+use trainctl_spec::{Generation, JobId, JobSpec, Term};
+
+use crate::decide::liveness;
+use crate::events::Entry;
+use crate::record::JobRecord;
+use crate::run_io::{AckToken, IoRequest, IoResult};
+
+pub use self::ranks::{Live, RankLive};
+pub use self::workers::Worker;
+
+/// Number of one stream between a worker and this coordinator.
+pub type SessionId = u64;
+
+/// What happens to a coordinator.
+#[derive(Debug)]
+pub enum Event {
+    /// A job was admitted and its run directory is ours.
+    Admitted {
+        /// The new job.
+        record: Box<JobRecord>,
+        /// Its resolved spec.
+        spec: Box<JobSpec>,
+    },
+    /// A person stops a job.
+    Cancel {
+        /// Job.
+        job: JobId,
+        /// Save first.
+        save: bool,
+    },
+    /// A worker's stream opened.
+    Hello {
+        /// The stream.
+        session: SessionId,
+        /// What the worker said of itself.
+        hello: Box<v1::Hello>,
+    },
+    /// Any later message of a stream.
+    Message {
+        /// The stream.
+        session: SessionId,
+        /// The message.
+        message: Box<v1::WorkerMessage>,
+    },
+    /// A stream ended.
+    Gone {
+        /// The stream.
+        session: SessionId,
+    },
+    /// The run directory's task did something.
+    Io {
+        /// Job.
+        job: JobId,
+        /// What came of it.
+        result: Box<IoResult>,
+    },
+    /// Time passed.
+    Tick,
+}
+
+/// What the owner task must do, in order.
+#[derive(Debug)]
+pub enum Effect {
+    /// Write the record durably before anything that follows.
+    Journal(Box<JobRecord>),
+    /// Send to a worker.
+    Send {
+        /// The stream.
+        session: SessionId,
+        /// The message.
+        message: Box<v1::coordinator_message::Body>,
+    },
+    /// End a stream.
+    Close {
+        /// The stream.
+        session: SessionId,
+    },
+    /// Hand to the run directory's task.
+    Io {
+        /// Job.
+        job: JobId,
+        /// The request.
+        request: Box<IoRequest>,
+    },
+    /// Open, seal or end a rendezvous store.
+    Rendezvous {
+        /// Job.
+        job: JobId,
+        /// Generation.
+        generation: Generation,
+        /// What to do.
+        change: StoreChange,
+    },
+    /// Show the job's state to those who watch it.
+    Publish(Box<v1::Job>),
+    /// The job is over: release its run directory.
+    Release(JobId),
+}
+
+/// What becomes of a rendezvous store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreChange {
+    /// A generation begins to form.
+    Open,
+    /// Every rank is formed.
+    Seal,
+    /// The generation is over.
+    Close(String),
+}
+
+/// Times that the core goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// Leases and ticks.
+    pub liveness: liveness::Policy,
+    /// Pause before a failed commit is tried again.
+    pub commit_retry: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            liveness: liveness::Policy {
+                lease: Duration::from_secs(5),
+                grace: Duration::from_secs(30),
+                tick: Duration::from_millis(500),
+            },
+            commit_retry: Duration::from_secs(2),
+        }
+    }
+}
+
+/// One job.
+#[derive(Debug)]
+pub struct Job {
+    /// What is wanted, as journaled.
+    pub record: JobRecord,
+    /// The resolved spec.
+    pub spec: JobSpec,
+    /// What is seen of the current generation; absent before the first.
+    pub live: Option<Live>,
+    /// Not before this may the next generation form.
+    pub form_after: Duration,
+    /// A formation's run-directory work is under way.
+    pub preparing: bool,
+    /// What LATEST and LOWEST_VAL name; empty = nothing.
+    pub pointers: (String, String),
+    /// First and last training row and last validation row.
+    pub rows: Rows,
+    /// Why it waits, for people; empty when it does not.
+    pub waiting: String,
+}
+
+/// Rows that a summary shows.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    /// First row of the run.
+    pub first: Option<TrainRow>,
+    /// Newest row.
+    pub last: Option<TrainRow>,
+    /// Newest validation row.
+    pub validation: Option<ValidationRow>,
+}
+
+/// The coordinator's state.
+#[derive(Debug)]
+pub struct Core {
+    policy: Policy,
+    started_at: Duration,
+    last_tick: Duration,
+    doubted: bool,
+    jobs: BTreeMap<JobId, Job>,
+    workers: BTreeMap<String, Worker>,
+    seed: u64,
+    commands: u64,
+}
+
+/// The moment at which an event is handled.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Monotonic clock.
+    pub now: Duration,
+    /// Milliseconds since the Unix epoch, for people.
+    pub wall_ms: u64,
+}
+
+impl Core {
+    /// A core with no jobs. `seed` makes back-off jitter and command ids.
+    pub fn new(policy: Policy, now: Duration, seed: u64) -> Self {
+        let (jobs, workers) = (BTreeMap::new(), BTreeMap::new());
+        Self { policy, started_at: now, last_tick: now, doubted: false, jobs, workers, seed, commands: 0 }
+    }
+
+    /// Takes over a job from the journal of an earlier term.
+    ///
+    /// A running generation is adopted: its trainers have not noticed. A forming one is given up without charge, since its
+    /// rendezvous keys are gone. No lease expires before the grace is over (J6).
+    pub fn adopt(&mut self, mut record: JobRecord, spec: JobSpec, term: Term, at: Moment) -> Vec<Effect> {
+        let mut out = Vec::new();
+        record.term = term;
+        let id = record.id.clone();
+        let over = record.phase.is_terminal();
+        let live = record.phase.generation().map(|generation| Live::adopted(generation, &record, at.now));
+        if let Some(live) = &live {
+            for place in &record.ranks {
+                let worker = Worker::expected(&place.worker, &place.incarnation, at.now);
+                self.workers.entry(place.worker.clone()).or_insert(worker);
+            }
+            info!(job = %id, generation = %live.generation, ranks = record.ranks.len(), "adopted from the journal");
+        }
+        let rows = Rows::default();
+        let job = Job {
+            record,
+            spec,
+            live,
+            form_after: at.now,
+            preparing: false,
+            pointers: Default::default(),
+            rows,
+            waiting: String::new(),
+        };
+        self.jobs.insert(id.clone(), job);
+        if over {
+            return out;
+        }
+        self.event_row(&id, Entry::new("coordinator_adopted"), at, &mut out);
+        let forming = self.jobs.get(&id).is_some_and(|job| matches!(job.record.phase, JobPhase::Forming { .. }));
+        if forming {
+            let message = "the coordinator restarted while it was forming".to_owned();
+            self.stop_generation(&id, Cause::Abandoned { message }, at, &mut out);
+        } else {
+            self.journal(&id, &mut out);
+        }
+        self.pump(at, &mut out);
+        out
+    }
+
+    /// Handles one event.
+    pub fn handle(&mut self, event: Event, at: Moment) -> Vec<Effect> {
+        let mut out = Vec::new();
+        match event {
+            Event::Admitted { record, spec } => self.admitted(*record, *spec, at, &mut out),
+            Event::Cancel { job, save } => self.cancel(&job, save, at, &mut out),
+            Event::Hello { session, hello } => self.hello(session, *hello, at, &mut out),
+            Event::Message { session, message } => self.message(session, *message, at, &mut out),
+            Event::Gone { session } => self.gone(session, at),
+            Event::Io { job, result } => self.io_done(&job, *result, at, &mut out),
+            Event::Tick => self.tick(at, &mut out),
+        }
+        self.pump(at, &mut out);
+        out
+    }
+
+    /// The job that lives in `run_dir`, if any.
+    pub fn live_job_in(&self, run_dir: &std::path::Path) -> Option<&JobId> {
+        self.jobs
+            .values()
+            .find(|job| job.spec.run_dir == run_dir && !job.record.phase.is_terminal())
+            .map(|j| &j.record.id)
+    }
+
+    /// The job that this submission made before, if it was sent twice (J7).
+    pub fn submitted_as(&self, request_id: &str) -> Option<&JobId> {
+        self.jobs.values().find(|job| job.record.request_id == request_id).map(|job| &job.record.id)
+    }
+
+    fn admitted(&mut self, record: JobRecord, spec: JobSpec, at: Moment, out: &mut Vec<Effect>) {
+        let id = record.id.clone();
+        let job = Job {
+            record,
+            spec,
+            live: None,
+            form_after: at.now,
+            preparing: false,
+            pointers: Default::default(),
+            rows: Rows::default(),
+            waiting: String::new(),
+        };
+        self.jobs.insert(id.clone(), job);
+        self.journal(&id, out);
+        self.event_row(&id, Entry::new("job_submitted"), at, out);
+        self.publish(&id, out);
+    }
+
+    /// Stops a job: with `save` at the next step boundary, else now. Asking twice is asking once (J7).
+    fn cancel(&mut self, id: &JobId, save: bool, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let phase = &job.record.phase;
+        if phase.is_terminal() {
+            return;
+        }
+        // A generation that has not stepped has nothing to save.
+        let stepping =
+            matches!(phase, JobPhase::Running { .. } | JobPhase::Stopping { why: StopReason::Cancel { .. }, .. });
+        match phase.generation() {
+            None => self.apply(id, JobEvent::Cancel, at, out),
+            Some(generation) => {
+                self.apply(id, JobEvent::Stop { generation, why: StopReason::Cancel { save } }, at, out);
+                self.event_row(id, Entry::new("cancel_requested").with("save", save.into()), at, out);
+                if save && stepping {
+                    self.ask_trainers_to_stop(id, out);
+                } else {
+                    self.stop_ranks(id, "cancelled", out);
+                }
+            }
+        }
+    }
+
+    /// Applies an event to a job's phase, journals the result and tells who watches. What the state machine does not allow
+    /// changes nothing and is logged: it means that a message came late (J3) or that the core is wrong.
+    fn apply(&mut self, id: &JobId, event: JobEvent, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        match job.record.phase.apply(event) {
+            Ok(phase) if phase == job.record.phase => {}
+            Ok(phase) => {
+                info!(job = %id, from = %job.record.phase, to = %phase, reason = %phase.reason(), "phase");
+                job.record.phase = phase;
+                if job.record.phase.is_terminal() {
+                    job.record.finished_at_ms = Some(at.wall_ms);
+                    self.finished(id, at, out);
+                } else {
+                    self.journal(id, out);
+                    self.publish(id, out);
+                }
+            }
+            Err(refused) => warn!(job = %id, %refused, "event refused"),
+        }
+    }
+
+    fn finished(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let entry = Entry::new("job_finished")
+            .with("phase", job.record.phase.name().into())
+            .with("reason", job.record.phase.reason().into());
+        // The end is written where people look before the journal says so: after a crash between the two it is written again,
+        // never missed.
+        self.event_row(id, entry, at, out);
+        self.journal(id, out);
+        self.publish(id, out);
+        out.push(Effect::Release(id.clone()));
+    }
+
+    fn tick(&mut self, at: Moment, out: &mut Vec<Effect>) {
+        self.judge_workers(at, out);
+        for worker in self.workers.values() {
+            if let Some(session) = worker.session {
+                out.push(Effect::Send { session, message: Box::new(v1::coordinator_message::Body::Beat(v1::Beat {})) });
+            }
+        }
+        let retry: Vec<JobId> = self.jobs.keys().cloned().collect();
+        for id in retry {
+            self.retry_commits(&id, at, out);
+        }
+    }
+
+    fn io_done(&mut self, id: &JobId, result: IoResult, at: Moment, out: &mut Vec<Effect>) {
+        match result {
+            IoResult::Done(tokens) => self.acknowledge(tokens, out),
+            IoResult::Prepared(prepared) => self.prepared(id, prepared, at, out),
+            IoResult::Committed(committed) => self.committed(id, *committed, at, out),
+            IoResult::Known { pointers, first, last, validation } => {
+                if let Some(job) = self.jobs.get_mut(id) {
+                    job.pointers = pointers;
+                    job.rows = Rows { first, last, validation };
+                    self.publish(id, out);
+                }
+            }
+            IoResult::Superseded { term } => self.forget(id, term, out),
+        }
+    }
+
+    /// Another coordinator holds the job's run directory: it is not ours any more. Its trainers are left alone, since the
+    /// holder has adopted them (J2).
+    fn forget(&mut self, id: &JobId, term: u64, out: &mut Vec<Effect>) {
+        warn!(job = %id, term, "job forgotten: a higher term holds its run directory");
+        self.jobs.remove(id);
+        out.push(Effect::Release(id.clone()));
+    }
+
+    /// Compares wanted with observed and does the next thing, for every job.
+    fn pump(&mut self, at: Moment, out: &mut Vec<Effect>) {
+        let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
+        for id in ids {
+            self.settle(&id, at, out);
+            self.form_if_ready(&id, at, out);
+        }
+    }
+
+    fn journal(&self, id: &JobId, out: &mut Vec<Effect>) {
+        if let Some(job) = self.jobs.get(id) {
+            out.push(Effect::Journal(Box::new(job.record.clone())));
+        }
+    }
+
+    fn publish(&self, id: &JobId, out: &mut Vec<Effect>) {
+        if let Some(status) = self.status(id) {
+            out.push(Effect::Publish(Box::new(status)));
+        }
+    }
+
+    fn event_row(&self, id: &JobId, entry: Entry, at: Moment, out: &mut Vec<Effect>) {
+        let generation = self.jobs.get(id).map(|job| job.record.generation).unwrap_or_default();
+        let entry = entry.of(id, generation, at.wall_ms);
+        self.io(id, IoRequest::Event(entry), out);
+    }
+
+    fn io(&self, id: &JobId, request: IoRequest, out: &mut Vec<Effect>) {
+        out.push(Effect::Io { job: id.clone(), request: Box::new(request) });
+    }
+
+    /// What a spooled record caused is durable (or will never be): its worker may forget it.
+    fn acknowledge(&mut self, tokens: Vec<AckToken>, out: &mut Vec<Effect>) {
+        for token in tokens {
+            if let Some(worker) = self.workers.get_mut(&token.worker) {
+                worker.done(&token.spool, token.seq, out);
+            }
+        }
+    }
+
+    /// A number in [0, 1) that a seed repeats (SplitMix64).
+    fn jitter(&mut self) -> f64 {
+        self.seed = self.seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A command id that no other command of this coordinator has (J7).
+    fn command_id(&mut self, what: &str, generation: Generation, rank: u32) -> String {
+        self.commands += 1;
+        format!("{what}-g{generation}-r{rank}-{:x}-{}", self.seed & 0xffff_ffff, self.commands)
+    }
+}

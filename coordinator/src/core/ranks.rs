@@ -1,0 +1,425 @@
+//! What is seen of a generation's ranks, and what follows from it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tracing::{info, warn};
+use trainctl_proto::v1::coordinator_message::Body;
+use trainctl_proto::v1::rank_report::Report;
+use trainctl_proto::{convert, v1};
+use trainctl_spec::report::{FinishCause, Phase, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason};
+use trainctl_spec::{Generation, JobId, Step};
+
+use super::saves::Save;
+use super::{Core, Effect, Moment, StoreChange};
+use crate::decide::restart::{self, Restart, decide_restart};
+use crate::decide::verdict::{Ending, How, decide_verdict};
+use crate::events::Entry;
+use crate::record::JobRecord;
+use crate::run_io::{AckToken, IoRequest};
+
+/// The current generation as seen.
+#[derive(Debug)]
+pub struct Live {
+    /// Its number.
+    pub generation: Generation,
+    /// Its ranks, in order.
+    pub ranks: Vec<RankLive>,
+    /// Saves whose commit is not done, by zero-based step.
+    pub(super) saves: BTreeMap<u64, Save>,
+    /// Rank 0 has reported its first step.
+    stepped: bool,
+    /// What comes after its end was decided and journaled.
+    pub(super) decided: bool,
+}
+
+/// One rank as seen.
+#[derive(Debug)]
+pub struct RankLive {
+    /// Worker that carries it.
+    pub worker: String,
+    /// The start command, as long as it may have to be sent again.
+    pub start: Option<v1::StartTrainer>,
+    /// The trainer's process id; 0 before it was reported.
+    pub pid: u32,
+    /// What it does.
+    pub phase: Phase,
+    /// Last zero-based step that it reported.
+    pub step: Option<u64>,
+    /// Its process groups are made.
+    pub formed: bool,
+    /// It reached its end by itself, with this many steps done.
+    pub finished: Option<(FinishCause, u64)>,
+    /// It is over.
+    pub ended: Option<Ending>,
+}
+
+impl Live {
+    /// A generation whose starts are about to go out.
+    pub fn assigned(generation: Generation, starts: Vec<(String, v1::StartTrainer)>) -> Self {
+        let ranks = starts.into_iter().map(|(worker, start)| RankLive::new(worker, Some(start))).collect();
+        Self { generation, ranks, saves: BTreeMap::new(), stepped: false, decided: false }
+    }
+
+    /// A generation that the journal says may live.
+    pub fn adopted(generation: Generation, record: &JobRecord, _now: Duration) -> Self {
+        let running = matches!(record.phase, JobPhase::Running { .. });
+        let ranks = record.ranks.iter().map(|place| {
+            let mut rank = RankLive::new(place.worker.clone(), None);
+            rank.formed = running;
+            rank
+        });
+        Self { generation, ranks: ranks.collect(), saves: BTreeMap::new(), stepped: running, decided: false }
+    }
+
+    fn all(&self, what: impl Fn(&RankLive) -> bool) -> bool {
+        self.ranks.iter().all(what)
+    }
+}
+
+impl RankLive {
+    fn new(worker: String, start: Option<v1::StartTrainer>) -> Self {
+        let (pid, phase, step, formed) = (0, Phase::Starting, None, false);
+        Self { worker, start, pid, phase, step, formed, finished: None, ended: None }
+    }
+
+    /// Nothing was heard of it since its start was sent.
+    pub fn is_unheard(&self) -> bool {
+        self.start.is_some() && self.pid == 0 && self.ended.is_none()
+    }
+
+    /// Its worker says that it runs.
+    pub fn attach(&mut self, running: &v1::RunningTrainer) {
+        self.pid = running.pid;
+        self.observe(running.phase(), running.step);
+    }
+
+    /// What it was last seen doing.
+    pub fn observe(&mut self, phase: v1::Phase, step: Option<u64>) {
+        if let Ok(phase) = Phase::try_from(phase) {
+            self.phase = phase;
+        }
+        self.step = step.max(self.step);
+    }
+
+    /// It is over.
+    pub fn end(&mut self, rank: u32, how: How, at: Duration, stderr_tail: Vec<String>) {
+        let (worker, phase, step) = (self.worker.clone(), self.phase, self.step);
+        self.ended = Some(Ending { rank, worker, at, how, phase, step, stderr_tail });
+    }
+}
+
+impl Core {
+    /// What a trainer said, or its worker saw of it. Answers the token if nothing durable follows from the report.
+    pub(super) fn rank_report(
+        &mut self,
+        worker: &str,
+        report: v1::RankReport,
+        token: Option<AckToken>,
+        age: Duration,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) -> Option<AckToken> {
+        let fence = report.fence.unwrap_or_default();
+        let (id, generation, number) = (JobId(fence.job), Generation(fence.generation), report.rank);
+        let Some(what) = report.report else { return token };
+        if let (Some(seen), Report::Exited(_)) = (self.workers.get_mut(worker), &what)
+            && seen.running.as_ref() == Some(&(id.clone(), generation, number))
+        {
+            seen.running = None;
+        }
+        let job = self.jobs.get_mut(&id).filter(|job| !job.record.phase.is_terminal());
+        let live = job.and_then(|job| job.live.as_mut()).filter(|live| live.generation == generation);
+        let Some(rank) = live.and_then(|l| l.ranks.get_mut(number as usize)).filter(|r| r.worker == worker) else {
+            info!(worker, job = %id, %generation, rank = number, "report of a generation that is not current: ignored");
+            return token;
+        };
+        match what {
+            Report::Started(started) => {
+                rank.pid = started.pid;
+                if let Some(seen) = self.workers.get_mut(worker) {
+                    seen.running = Some((id.clone(), generation, number));
+                }
+                let entry = Entry::new("trainer_started").rank(number).with("pid", started.pid.into());
+                self.event_row(&id, entry.with("worker", worker.into()), at, out);
+                self.publish(&id, out);
+            }
+            Report::Phase(change) => {
+                rank.observe(change.phase(), None);
+                self.publish(&id, out);
+            }
+            Report::Formed(_) => {
+                rank.formed = true;
+                self.formed_if_all(&id, at, out);
+            }
+            Report::Step(done) => {
+                rank.step = Some(done.step).max(rank.step);
+                rank.phase = Phase::Stepping;
+                self.stepped(&id, number, done.step, at, out);
+            }
+            Report::TrainRow(row) => {
+                return self.train_row(&id, convert::train_row(row, generation), token, out);
+            }
+            Report::ValidationRow(row) => match convert::validation_row(row, generation) {
+                Ok(row) => return self.validation_row(&id, row, token, out),
+                Err(error) => warn!(job = %id, rank = number, %error, "validation row refused"),
+            },
+            Report::Shards(shards) => match ShardReport::try_from(shards) {
+                Ok(shards) => return self.shards(&id, number, shards, token, at, out),
+                Err(error) => warn!(job = %id, rank = number, %error, "shard report refused"),
+            },
+            Report::Finished(finished) => {
+                match FinishCause::try_from(finished.cause()) {
+                    Ok(cause) => rank.finished = Some((cause, finished.steps_done)),
+                    Err(error) => warn!(job = %id, rank = number, %error, "finish report refused"),
+                }
+                rank.phase = Phase::Finished;
+            }
+            Report::Exited(exit) => self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out),
+        }
+        token
+    }
+
+    fn exited(
+        &mut self,
+        id: &JobId,
+        number: u32,
+        exit: &v1::TrainerExit,
+        when: Duration,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
+        let Some(rank) = live.ranks.get_mut(number as usize).filter(|rank| rank.ended.is_none()) else { return };
+        rank.observe(exit.phase(), exit.step);
+        let seen = ProcessExit {
+            code: exit.code,
+            signal: exit.signal,
+            core: exit.core,
+            oom: exit.oom,
+            stopped_by_us: exit.stopped_by_us,
+        };
+        // Whoever had finished is finished, however its process went afterwards.
+        let class = if rank.finished.is_some() { ExitClass::Finished } else { ExitClass::of(&seen) };
+        rank.end(number, How::Exited(class), when, exit.stderr_tail.clone());
+        let mut entry = Entry::new("trainer_exited").rank(number).with("class", class.to_string().into());
+        if let Some(step) = rank.step {
+            entry = entry.step(step);
+        }
+        entry = entry.with("code", exit.code.into()).with("signal", exit.signal.into()).with("core", exit.core.into());
+        entry = entry.with("stderr_tail", exit.stderr_tail.clone().into());
+        self.event_row(id, entry, at, out);
+    }
+
+    /// Every rank is formed: the store is sealed and steps begin.
+    fn formed_if_all(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let JobPhase::Forming { generation } = job.record.phase else { return };
+        let ready = job.live.as_ref().is_some_and(|live| live.all(|rank| rank.formed));
+        if !ready {
+            return;
+        }
+        let from = Step(job.record.start.step);
+        let (world, checkpoint) = (job.record.ranks.len(), job.record.start.checkpoint.clone());
+        self.apply(id, JobEvent::Formed { generation, from }, at, out);
+        out.push(Effect::Rendezvous { job: id.clone(), generation, change: StoreChange::Seal });
+        self.tell_sealed(id, out);
+        let entry = Entry::new("generation_formed").step(from.0).with("world_size", world.into());
+        self.event_row(id, entry.with("started_from", checkpoint.into()), at, out);
+    }
+
+    /// Tells the trainers of a running generation that its rendezvous store is sealed.
+    pub(super) fn tell_sealed(&mut self, id: &JobId, out: &mut Vec<Effect>) {
+        let running = self.jobs.get(id).is_some_and(|job| matches!(job.record.phase, JobPhase::Running { .. }));
+        if running {
+            self.control(id, &v1::trainer_control::Request::Sealed(v1::Sealed {}), out);
+        }
+    }
+
+    /// Asks every trainer to stop in band; one that hears it is enough.
+    pub(super) fn ask_trainers_to_stop(&mut self, id: &JobId, out: &mut Vec<Effect>) {
+        self.control(id, &v1::trainer_control::Request::Stop(v1::StopRequest {}), out);
+    }
+
+    fn control(&mut self, id: &JobId, request: &v1::trainer_control::Request, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get(id) else { return };
+        let Some(live) = &job.live else { return };
+        let fence = v1::Fence { job: id.0.clone(), generation: live.generation.0, term: job.record.term.0 };
+        for rank in live.ranks.iter().filter(|rank| rank.ended.is_none()) {
+            if let Some(session) = self.workers.get(&rank.worker).and_then(|worker| worker.session) {
+                let control = v1::TrainerControl { fence: Some(fence.clone()), request: Some(*request) };
+                out.push(Effect::Send { session, message: Box::new(Body::Control(control)) });
+            }
+        }
+    }
+
+    fn stepped(&mut self, id: &JobId, rank: u32, step: u64, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        // Steps are far too many for the journal; the phase's step is for people and for the next formation's report.
+        if let (JobPhase::Running { generation, .. }, 0) = (&job.record.phase, rank)
+            && let Ok(phase) = job.record.phase.apply(JobEvent::Stepped { generation: *generation, done: Step(step) })
+        {
+            job.record.phase = phase;
+        }
+        let first = rank == 0 && job.live.as_mut().is_some_and(|live| !std::mem::replace(&mut live.stepped, true));
+        if first {
+            self.event_row(id, Entry::new("step_first").rank(rank).step(step), at, out);
+        }
+        if rank == 0 {
+            self.publish(id, out);
+        }
+    }
+
+    fn train_row(
+        &mut self,
+        id: &JobId,
+        row: TrainRow,
+        token: Option<AckToken>,
+        out: &mut Vec<Effect>,
+    ) -> Option<AckToken> {
+        if let Some(job) = self.jobs.get_mut(id) {
+            job.rows.first.get_or_insert_with(|| row.clone());
+            job.rows.last = Some(row.clone());
+        }
+        self.io(id, IoRequest::TrainRow { row, token }, out);
+        None
+    }
+
+    fn validation_row(
+        &mut self,
+        id: &JobId,
+        row: ValidationRow,
+        token: Option<AckToken>,
+        out: &mut Vec<Effect>,
+    ) -> Option<AckToken> {
+        if let Some(job) = self.jobs.get_mut(id) {
+            job.rows.validation = Some(row.clone());
+        }
+        self.io(id, IoRequest::ValidationRow { row, token }, out);
+        None
+    }
+
+    /// Brings a generation that lost a rank, or that has done its work, to its end.
+    pub(super) fn settle(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get(id) else { return };
+        let (Some(live), false) = (&job.live, job.record.phase.is_terminal()) else { return };
+        if job.record.phase.generation() != Some(live.generation) {
+            return;
+        }
+        if live.decided {
+            // All its processes are gone; a person's word while it waited to form again ends it.
+            let generation = live.generation;
+            if let JobPhase::Stopping { why, .. } = &job.record.phase
+                && !matches!(why, StopReason::Restart { .. })
+            {
+                self.apply(id, JobEvent::Stopped(generation), at, out);
+            }
+            return;
+        }
+        let broken = |rank: &RankLive| rank.ended.as_ref().is_some_and(|e| e.how != How::Exited(ExitClass::Finished));
+        let stopping = matches!(job.record.phase, JobPhase::Stopping { .. });
+        if !stopping && live.ranks.iter().any(broken) {
+            let (cause, _) = decide_verdict(&endings(live));
+            self.stop_generation(id, cause, at, out);
+        }
+        self.conclude(id, at, out);
+    }
+
+    /// Stops what is left of a generation: survivors are killed at once, their state is thrown away.
+    pub(super) fn stop_generation(&mut self, id: &JobId, cause: Cause, at: Moment, out: &mut Vec<Effect>) {
+        let Some(generation) = self.jobs.get(id).and_then(|job| job.record.phase.generation()) else { return };
+        let reason = cause.to_string();
+        self.apply(id, JobEvent::Stop { generation, why: StopReason::Restart { cause } }, at, out);
+        self.event_row(id, Entry::new("generation_stopping").with("reason", reason.clone().into()), at, out);
+        self.stop_ranks(id, &reason, out);
+    }
+
+    /// Ends the rendezvous and kills every trainer that may live.
+    pub(super) fn stop_ranks(&mut self, id: &JobId, reason: &str, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get(id) else { return };
+        let Some(live) = &job.live else { return };
+        let generation = live.generation;
+        let fence = v1::Fence { job: id.0.clone(), generation: generation.0, term: job.record.term.0 };
+        let alive: Vec<(u32, String)> = live
+            .ranks
+            .iter()
+            .enumerate()
+            .filter(|(_, rank)| rank.ended.is_none())
+            .map(|(number, rank)| (number as u32, rank.worker.clone()))
+            .collect();
+        out.push(Effect::Rendezvous { job: id.clone(), generation, change: StoreChange::Close(reason.to_owned()) });
+        for (number, worker) in alive {
+            let command_id = self.command_id("stop", generation, number);
+            if let Some(session) = self.workers.get(&worker).and_then(|worker| worker.session) {
+                let stop = v1::StopTrainer { command_id, fence: Some(fence.clone()) };
+                out.push(Effect::Send { session, message: Box::new(Body::StopTrainer(stop)) });
+            }
+        }
+    }
+
+    /// Every rank is accounted for and every commit is done: what comes next?
+    fn conclude(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let Some(live) = job.live.as_mut() else { return };
+        let generation = live.generation;
+        if !live.all(|rank| rank.ended.is_some()) || live.saves.values().any(Save::may_commit) {
+            return;
+        }
+        // What is left can never be complete: no rank will report any more.
+        let left: Vec<AckToken> = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens).collect();
+        let endings = endings(live);
+        let finished = live.ranks.first().and_then(|rank| rank.finished).filter(|_| live.all(|r| r.finished.is_some()));
+        self.acknowledge(left, out);
+        if let Some((cause, _)) = finished {
+            let why = match cause {
+                FinishCause::Complete => StopReason::Complete,
+                FinishCause::UntilStep => StopReason::UntilStep,
+                FinishCause::Stopped => StopReason::Cancel { save: true },
+            };
+            self.apply(id, JobEvent::Stop { generation, why }, at, out);
+        }
+        let change = StoreChange::Close("the generation is over".to_owned());
+        out.push(Effect::Rendezvous { job: id.clone(), generation, change });
+        match self.jobs.get(id).map(|job| job.record.phase.clone()) {
+            Some(JobPhase::Stopping { why: StopReason::Restart { cause }, .. }) => {
+                let (cause, step) = if cause.is_charged() { decide_verdict(&endings) } else { (cause, None) };
+                self.restart_or_fail(id, cause, step, at, out);
+            }
+            Some(JobPhase::Stopping { .. }) => self.apply(id, JobEvent::Stopped(generation), at, out),
+            _ => {}
+        }
+    }
+
+    fn restart_or_fail(&mut self, id: &JobId, cause: Cause, step: Option<u64>, at: Moment, out: &mut Vec<Effect>) {
+        let jitter = self.jitter();
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let policy = restart::Policy::new(job.spec.fault_tolerance.max_restarts);
+        let (decision, budget) = decide_restart(&job.record.budget, &cause, step, jitter, &policy);
+        let generation = job.record.generation;
+        job.record.budget = budget;
+        if let Some(live) = job.live.as_mut() {
+            live.decided = true;
+        }
+        match decision {
+            Restart::After(delay) => {
+                warn!(job = %id, %generation, %cause, ?delay, "generation lost: restarting");
+                job.record.restarts += u32::from(cause.is_charged());
+                job.record.phase = JobPhase::Stopping { generation, why: StopReason::Restart { cause: cause.clone() } };
+                job.form_after = at.now + delay;
+                self.journal(id, out);
+                let entry = Entry::new("generation_lost").with("cause", cause.to_string().into());
+                self.event_row(id, entry.with("delay_ms", (delay.as_millis() as u64).into()), at, out);
+                self.publish(id, out);
+            }
+            Restart::GiveUp(cause) => {
+                self.apply(id, JobEvent::Stop { generation, why: StopReason::Fail { cause } }, at, out);
+                self.apply(id, JobEvent::Stopped(generation), at, out);
+            }
+        }
+    }
+}
+
+fn endings(live: &Live) -> Vec<Ending> {
+    live.ranks.iter().filter_map(|rank| rank.ended.clone()).collect()
+}

@@ -1,0 +1,365 @@
+//! Workers: their sessions, spools and leases.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tracing::{info, warn};
+use trainctl_proto::v1;
+use trainctl_proto::v1::coordinator_message::Body;
+use trainctl_spec::state::{ExitClass, JobPhase, StopReason, WhyLost};
+use trainctl_spec::{Generation, JobId};
+
+use super::ranks::RankLive;
+use super::{Core, Effect, Moment, SessionId};
+use crate::decide::liveness::{Doubt, Liveness, Seen, decide_liveness, late_by};
+use crate::decide::placement::Candidate;
+use crate::decide::verdict::How;
+use crate::run_io::AckToken;
+
+/// One worker daemon.
+#[derive(Debug)]
+pub struct Worker {
+    /// Stable id.
+    pub id: String,
+    /// New at each start of the daemon.
+    pub incarnation: String,
+    /// Its stream, while it is up.
+    pub session: Option<SessionId>,
+    /// Host name, for people.
+    pub host: String,
+    /// Kernel boot id: equal ones share a machine.
+    pub machine: String,
+    /// Address that its rank's peers reach it at.
+    pub address: String,
+    /// When it was last heard, on our clock.
+    pub heard_at: Duration,
+    /// The trainer that it runs, as far as we were told.
+    pub running: Option<(JobId, Generation, u32)>,
+    spool: String,
+    received: u64,
+    target: u64,
+    acked: u64,
+    pending: BTreeSet<u64>,
+}
+
+impl Worker {
+    /// A worker that the journal names and that has not dialled yet.
+    pub fn expected(id: &str, incarnation: &str, now: Duration) -> Self {
+        Self {
+            id: id.to_owned(),
+            incarnation: incarnation.to_owned(),
+            session: None,
+            host: String::new(),
+            machine: String::new(),
+            address: String::new(),
+            heard_at: now,
+            running: None,
+            spool: String::new(),
+            received: 0,
+            target: 0,
+            acked: 0,
+            pending: BTreeSet::new(),
+        }
+    }
+
+    /// Everything that it had spooled when it dialled has arrived.
+    fn is_drained(&self) -> bool {
+        self.session.is_some() && self.received >= self.target
+    }
+
+    fn greet(&mut self, session: SessionId, hello: &v1::Hello, now: Duration) {
+        if self.spool != hello.spool {
+            self.spool.clone_from(&hello.spool);
+            (self.received, self.acked) = (0, 0);
+            self.pending.clear();
+        }
+        self.incarnation.clone_from(&hello.incarnation);
+        self.host.clone_from(&hello.host);
+        self.machine.clone_from(&hello.boot_id);
+        self.address.clone_from(&hello.address);
+        self.session = Some(session);
+        self.heard_at = now;
+        self.received = self.received.max(hello.acked_up_to);
+        self.acked = self.acked.max(hello.acked_up_to);
+        self.target = hello.spooled_up_to;
+        self.running = hello.running.as_ref().and_then(|running| {
+            let fence = running.fence.as_ref()?;
+            Some((JobId(fence.job.clone()), Generation(fence.generation), running.rank))
+        });
+    }
+
+    /// Takes in a record; false = it was taken in before.
+    fn take(&mut self, seq: u64) -> bool {
+        if seq <= self.received {
+            return false;
+        }
+        self.received = seq;
+        self.pending.insert(seq);
+        true
+    }
+
+    /// What record `seq` caused is durable.
+    pub fn done(&mut self, spool: &str, seq: u64, out: &mut Vec<Effect>) {
+        if self.spool == spool {
+            self.pending.remove(&seq);
+            self.acknowledge(false, out);
+        }
+    }
+
+    fn acknowledge(&mut self, again: bool, out: &mut Vec<Effect>) {
+        let up_to = self.pending.first().map_or(self.received, |first| first - 1);
+        if let Some(session) = self.session
+            && (up_to > self.acked || again)
+        {
+            self.acked = self.acked.max(up_to);
+            let ack = v1::Ack { spool: self.spool.clone(), up_to: self.acked };
+            out.push(Effect::Send { session, message: Box::new(Body::Ack(ack)) });
+        }
+    }
+}
+
+impl Core {
+    /// A worker dialled: greets it, and compares what it runs with what is wanted.
+    pub(super) fn hello(&mut self, session: SessionId, hello: v1::Hello, at: Moment, out: &mut Vec<Effect>) {
+        let id = hello.worker_id.clone();
+        let worker =
+            self.workers.entry(id.clone()).or_insert_with(|| Worker::expected(&id, &hello.incarnation, at.now));
+        if let Some(old) = worker.session.replace(session) {
+            out.push(Effect::Close { session: old });
+        }
+        if worker.incarnation != hello.incarnation {
+            info!(worker = %id, "worker was restarted");
+        }
+        worker.greet(session, &hello, at.now);
+        info!(worker = %id, host = %worker.host, running = ?worker.running, "worker joined");
+        let lease_ms = self.policy.liveness.lease.as_millis() as u64;
+        let incarnation = format!("{:x}", self.seed);
+        out.push(Effect::Send { session, message: Box::new(Body::Welcome(v1::Welcome { incarnation, lease_ms })) });
+        match hello.running {
+            Some(running) => self.reattach(&id, session, &running, out),
+            None => self.resend_starts(&id, session, out),
+        }
+        self.find_missing(&id, at, out);
+    }
+
+    /// The worker runs a trainer: it is ours and wanted, or it is stopped.
+    fn reattach(&mut self, worker: &str, session: SessionId, running: &v1::RunningTrainer, out: &mut Vec<Effect>) {
+        let Some(fence) = running.fence.clone() else { return };
+        let id = JobId(fence.job.clone());
+        let wanted = self.jobs.get_mut(&id).and_then(|job| {
+            let live = job.live.as_mut().filter(|live| live.generation.0 == fence.generation)?;
+            let rank = live.ranks.get_mut(running.rank as usize).filter(|rank| rank.worker == worker)?;
+            rank.attach(running);
+            match &job.record.phase {
+                JobPhase::Forming { .. } | JobPhase::Running { .. } => Some(false),
+                JobPhase::Stopping { why: StopReason::Cancel { save: true }, .. } => Some(true),
+                _ => None,
+            }
+        });
+        match wanted {
+            Some(stop) => {
+                if stop {
+                    self.ask_trainers_to_stop(&id, out);
+                }
+                self.tell_sealed(&id, out);
+            }
+            None => {
+                // J3: whatever it carries is of an old generation, or of one that is being stopped.
+                info!(worker, job = %id, generation = fence.generation, "stopping a trainer that is not wanted");
+                let term = self.jobs.get(&id).map_or(fence.term, |job| job.record.term.0);
+                let fence = v1::Fence { term, ..fence };
+                let command_id = self.command_id("stop", Generation(fence.generation), running.rank);
+                let stop = v1::StopTrainer { command_id, fence: Some(fence) };
+                out.push(Effect::Send { session, message: Box::new(Body::StopTrainer(stop)) });
+            }
+        }
+    }
+
+    /// The stream broke before we knew whether a start had arrived: it is sent again under its own id (J7).
+    fn resend_starts(&mut self, worker: &str, session: SessionId, out: &mut Vec<Effect>) {
+        let ours = self.jobs.values().filter(|job| matches!(job.record.phase, JobPhase::Forming { .. }));
+        let ranks = ours.flat_map(|job| job.live.iter().flat_map(|live| live.ranks.iter()));
+        for rank in ranks.filter(|rank| rank.worker == worker && rank.is_unheard()) {
+            if let Some(start) = &rank.start {
+                out.push(Effect::Send { session, message: Box::new(Body::StartTrainer(start.clone())) });
+            }
+        }
+    }
+
+    /// A worker that has told all it knew, and runs nothing of what it should, has lost it.
+    fn find_missing(&mut self, worker: &str, at: Moment, out: &mut Vec<Effect>) {
+        let Some(seen) = self.workers.get(worker).filter(|w| w.is_drained()) else { return };
+        let running = seen.running.clone();
+        let mut missing = Vec::new();
+        for (id, job) in &self.jobs {
+            let Some(live) = &job.live else { continue };
+            for (number, rank) in live.ranks.iter().enumerate() {
+                let carried = running.as_ref().is_some_and(|(job, generation, rank)| {
+                    job == id && *generation == live.generation && *rank as usize == number
+                });
+                if rank.worker == worker && rank.ended.is_none() && !carried && !rank.is_unheard() {
+                    missing.push((id.clone(), number));
+                }
+            }
+        }
+        for (id, rank) in missing {
+            self.rank_ended(&id, rank, How::WorkerLost(WhyLost::Restarted), at, out);
+        }
+    }
+
+    /// A message of a stream.
+    pub(super) fn message(
+        &mut self,
+        session: SessionId,
+        message: v1::WorkerMessage,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(worker) = self.workers.values_mut().find(|worker| worker.session == Some(session)) else { return };
+        worker.heard_at = at.now;
+        let id = worker.id.clone();
+        let token = match message.seq {
+            0 => None,
+            seq if worker.take(seq) => Some(AckToken { worker: id.clone(), spool: worker.spool.clone(), seq }),
+            _ => return worker.acknowledge(true, out),
+        };
+        let left = match message.body {
+            Some(v1::worker_message::Body::RankReport(report)) => {
+                let age = Duration::from_millis(message.age_ms);
+                self.rank_report(&id, report, token, age, at, out)
+            }
+            Some(v1::worker_message::Body::Heartbeat(beat)) => {
+                self.heartbeat(&id, &beat);
+                token
+            }
+            Some(v1::worker_message::Body::CommandResult(result)) => {
+                self.command_result(&id, &result, at, out);
+                token
+            }
+            Some(v1::worker_message::Body::Hello(_)) | None => {
+                warn!(worker = %id, "message without a meaning here");
+                token
+            }
+        };
+        // A token that nobody took is done with: the record changes nothing (J3) or was applied at once.
+        self.acknowledge(left.into_iter().collect(), out);
+        self.find_missing(&id, at, out);
+    }
+
+    fn heartbeat(&mut self, worker: &str, beat: &v1::Heartbeat) {
+        let Some((job, generation, rank)) = self.workers.get(worker).and_then(|w| w.running.clone()) else { return };
+        let live =
+            self.jobs.get_mut(&job).and_then(|job| job.live.as_mut()).filter(|live| live.generation == generation);
+        if let Some(rank) = live.and_then(|live| live.ranks.get_mut(rank as usize)) {
+            rank.observe(beat.phase(), beat.step);
+        }
+    }
+
+    fn command_result(&mut self, worker: &str, result: &v1::CommandResult, at: Moment, out: &mut Vec<Effect>) {
+        if result.error.is_empty() && !result.stale {
+            return;
+        }
+        warn!(worker, command = %result.command_id, error = %result.error, stale = result.stale, "command refused");
+        let is_it = |rank: &RankLive| rank.start.as_ref().is_some_and(|start| start.command_id == result.command_id);
+        let found = self.jobs.iter().find_map(|(id, job)| {
+            let ranks = &job.live.as_ref()?.ranks;
+            Some((id.clone(), ranks.iter().position(|rank| is_it(rank) && rank.ended.is_none())?))
+        });
+        if let Some((id, rank)) = found {
+            let error = if result.stale { "it has seen a newer term or generation" } else { &result.error };
+            self.rank_ended(&id, rank, How::NotStarted(error.to_owned()), at, out);
+        }
+    }
+
+    /// A stream ended: the worker is UNKNOWN until it dials again or its lease is over (J6).
+    pub(super) fn gone(&mut self, session: SessionId, _at: Moment) {
+        if let Some(worker) = self.workers.values_mut().find(|worker| worker.session == Some(session)) {
+            info!(worker = %worker.id, "worker's stream ended");
+            worker.session = None;
+        }
+    }
+
+    /// Judges leases (J6): what is lost takes its rank with it.
+    pub(super) fn judge_workers(&mut self, at: Moment, out: &mut Vec<Effect>) {
+        let policy = self.policy.liveness;
+        let late = late_by(at.now.saturating_sub(self.last_tick), &policy);
+        self.last_tick = at.now;
+        for worker in self.workers.values_mut() {
+            worker.heard_at = (worker.heard_at + late).min(at.now);
+        }
+        let seen: Vec<Seen> =
+            self.workers.values().map(|w| Seen { heard_at: w.heard_at, connected: w.session.is_some() }).collect();
+        let (verdicts, doubt) = decide_liveness(at.now, self.started_at, &seen, self.doubted, &policy);
+        if doubt == Doubt::MassExpiry {
+            warn!(workers = seen.len(), "most leases lapsed at once: looking again before anything restarts");
+            for worker in self.workers.values_mut() {
+                worker.heard_at = worker.heard_at.max(at.now.saturating_sub(policy.lease / 2));
+            }
+        }
+        self.doubted = doubt == Doubt::MassExpiry || (self.doubted && doubt == Doubt::Grace);
+        let lost: Vec<String> = self
+            .workers
+            .keys()
+            .zip(verdicts)
+            .filter(|(_, verdict)| *verdict == Liveness::Lost)
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in lost {
+            self.lose_worker(&id, at, out);
+        }
+    }
+
+    fn lose_worker(&mut self, worker: &str, at: Moment, out: &mut Vec<Effect>) {
+        warn!(worker, "worker lost: not heard within its lease");
+        if let Some(Worker { session: Some(session), .. }) = self.workers.remove(worker) {
+            out.push(Effect::Close { session });
+        }
+        let carried: Vec<(JobId, usize)> = self
+            .jobs
+            .iter()
+            .flat_map(|(id, job)| {
+                let ranks = job.live.iter().flat_map(|live| live.ranks.iter().enumerate());
+                ranks.filter(|(_, r)| r.worker == worker && r.ended.is_none()).map(move |(n, _)| (id.clone(), n))
+            })
+            .collect();
+        for (id, rank) in carried {
+            self.rank_ended(&id, rank, How::WorkerLost(WhyLost::LeaseExpired), at, out);
+        }
+    }
+
+    /// Workers that could take a rank now.
+    pub(super) fn candidates(&self) -> Vec<Candidate> {
+        let taken: BTreeSet<&str> = self
+            .jobs
+            .values()
+            .flat_map(|job| job.live.iter().flat_map(|live| live.ranks.iter()))
+            .filter(|rank| rank.ended.is_none())
+            .map(|rank| rank.worker.as_str())
+            .collect();
+        let free = |w: &&Worker| w.is_drained() && w.running.is_none() && !taken.contains(w.id.as_str());
+        self.workers
+            .values()
+            .filter(free)
+            .map(|w| Candidate { worker: w.id.clone(), machine: w.machine.clone() })
+            .collect()
+    }
+
+    /// A rank is over without a report of its own trainer.
+    pub(super) fn rank_ended(&mut self, id: &JobId, rank: usize, how: How, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let Some(live) = job.live.as_mut().and_then(|live| live.ranks.get_mut(rank)) else { return };
+        if live.ended.is_some() {
+            return;
+        }
+        live.end(rank as u32, how.clone(), at.now, Vec::new());
+        let class = match &how {
+            How::Exited(class) => class.to_string(),
+            How::WorkerLost(_) => ExitClass::Lost.to_string(),
+            How::NotStarted(error) => format!("not started: {error}"),
+        };
+        let worker = live.worker.clone();
+        let entry = crate::events::Entry::new("trainer_exited").rank(rank as u32);
+        let entry = entry.with("class", class.into()).with("worker", worker.into());
+        self.event_row(id, entry, at, out);
+    }
+}

@@ -1,0 +1,129 @@
+//! Who is alive? Unreachable is not dead: UNKNOWN holds until a lease expires by our own monotonic clock (J6).
+
+use std::time::Duration;
+
+/// How long silence is tolerated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// A worker that is silent for longer is lost.
+    pub lease: Duration,
+    /// No lease expires this long after the coordinator's start.
+    pub grace: Duration,
+    /// Expected time between two ticks.
+    pub tick: Duration,
+}
+
+/// What the owner task knows of one worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Time of the last message, on the receiver's clock.
+    pub heard_at: Duration,
+    /// Whether its stream is up.
+    pub connected: bool,
+}
+
+/// What is held of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// Connected and heard within its lease.
+    Alive,
+    /// Silent or disconnected, within its lease.
+    Unknown,
+    /// Its lease is over.
+    Lost,
+}
+
+/// Time that does not count against any lease, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// Leases count as they stand.
+    None,
+    /// The coordinator has just started.
+    Grace,
+    /// More than half of the leases lapsed in one tick: more likely our own fault.
+    MassExpiry,
+}
+
+/// By how much a tick that came late extends every lease: our own standstill must not be charged to the workers.
+pub fn late_by(since_last_tick: Duration, policy: &Policy) -> Duration {
+    since_last_tick.saturating_sub(policy.tick)
+}
+
+/// Judges all workers at `now`. `started_at` is when this coordinator started, `doubted` whether the previous tick already
+/// answered [`Doubt::MassExpiry`]: the doubt holds once, and leases that are still over at the next look are over.
+pub fn decide_liveness(
+    now: Duration,
+    started_at: Duration,
+    seen: &[Seen],
+    doubted: bool,
+    policy: &Policy,
+) -> (Vec<Liveness>, Doubt) {
+    let verdicts: Vec<Liveness> = seen
+        .iter()
+        .map(|s| match now.saturating_sub(s.heard_at) > policy.lease {
+            true => Liveness::Lost,
+            false if s.connected => Liveness::Alive,
+            false => Liveness::Unknown,
+        })
+        .collect();
+    let lost = verdicts.iter().filter(|v| **v == Liveness::Lost).count();
+    let doubt = match lost {
+        0 => Doubt::None,
+        _ if now.saturating_sub(started_at) < policy.grace => Doubt::Grace,
+        n if n > 1 && n * 2 > seen.len() && !doubted => Doubt::MassExpiry,
+        _ => Doubt::None,
+    };
+    match doubt {
+        Doubt::None => (verdicts, doubt),
+        _ => {
+            let spared = verdicts.iter().map(|v| if *v == Liveness::Lost { Liveness::Unknown } else { *v }).collect();
+            (spared, doubt)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: Policy =
+        Policy { lease: Duration::from_secs(5), grace: Duration::from_secs(30), tick: Duration::from_millis(500) };
+
+    fn at(secs: u64, connected: bool) -> Seen {
+        Seen { heard_at: Duration::from_secs(secs), connected }
+    }
+
+    fn judge(now: u64, seen: &[Seen], doubted: bool) -> (Vec<Liveness>, Doubt) {
+        decide_liveness(Duration::from_secs(now), Duration::ZERO, seen, doubted, &POLICY)
+    }
+
+    #[test]
+    fn j6_silence_is_unknown_until_the_lease_is_over() {
+        let seen = [at(100, true), at(97, false), at(94, false)];
+        let (verdicts, doubt) = judge(100, &seen, false);
+        assert_eq!(verdicts, [Liveness::Alive, Liveness::Unknown, Liveness::Lost]);
+        assert_eq!(doubt, Doubt::None);
+    }
+
+    #[test]
+    fn j6_no_lease_expires_in_the_grace_after_a_start() {
+        let (verdicts, doubt) = judge(29, &[at(0, false), at(29, true)], false);
+        assert_eq!((verdicts[0], doubt), (Liveness::Unknown, Doubt::Grace));
+    }
+
+    #[test]
+    fn j6_mass_expiry_is_doubted_once() {
+        let seen = [at(90, false), at(90, false), at(100, true)];
+        assert_eq!(
+            judge(100, &seen, false),
+            (vec![Liveness::Unknown, Liveness::Unknown, Liveness::Alive], Doubt::MassExpiry)
+        );
+        assert_eq!(judge(101, &seen, true).0[0], Liveness::Lost);
+    }
+
+    #[test]
+    fn j6_a_late_tick_extends_leases() {
+        assert_eq!(late_by(Duration::from_millis(500), &POLICY), Duration::ZERO);
+        assert_eq!(late_by(Duration::from_secs(20), &POLICY), Duration::from_millis(19_500));
+    }
+}

@@ -1,0 +1,11 @@
+//! The coordinator's decisions: pure functions that return the decision and its reason.
+//!
+//! Clock and seed are arguments; nothing here reads a file, a clock or a socket. The owner task gathers what a decision
+//! needs, asks, and applies the answer.
+
+pub mod admission;
+pub mod commit;
+pub mod liveness;
+pub mod placement;
+pub mod restart;
+pub mod verdict;

@@ -1,0 +1,321 @@
+//! The service that people's commands call.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status};
+use trainctl_proto::v1;
+use trainctl_runtime::auth;
+use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+use trainctl_spec::resume;
+use trainctl_spec::state::JobPhase;
+use trainctl_spec::{Generation, JobId, JobSpec};
+use trainctl_store::checkpoints::{ResolveOptions, Selector};
+use trainctl_store::fault::FailPoint;
+use trainctl_store::tenure::AcquireError;
+use trainctl_store::{CheckpointStore, RunDir, Tenure};
+
+use crate::core::Event;
+use crate::decide::admission::{Admission, Asked, Found, Refusal, decide_admission};
+use crate::follow;
+use crate::owner::{Gone, Handle, RunPorts};
+use crate::record::{JobRecord, StartPoint};
+use crate::run_io::{RunTask, best_metric_key};
+use crate::runs::{self, Runs};
+
+/// Messages of one answer stream that may wait.
+const STREAM: usize = 64;
+
+const RUN: TaskKind = TaskKind { name: "run directory", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
+const FOLLOW: TaskKind = TaskKind { name: "answer stream", on_cancel: OnCancel::Abort, on_error: OnError::Log };
+
+/// `Jobs`.
+pub struct JobsService {
+    /// The owner task.
+    pub owner: Handle,
+    /// The run directories.
+    pub runs: Arc<Runs>,
+    /// Ends streams and tasks.
+    pub shutdown: Shutdown,
+    /// Where each job is watched.
+    pub watches: Watches,
+    /// One submission at a time: two for one directory must see each other.
+    pub submitting: Mutex<()>,
+}
+
+/// How each job's state and files are watched.
+#[derive(Clone, Default)]
+pub struct Watches(Arc<std::sync::Mutex<std::collections::HashMap<JobId, Watched>>>);
+
+/// How one job is watched.
+#[derive(Clone)]
+pub struct Watched {
+    /// Its run directory.
+    pub run_dir: RunDir,
+    /// Names of its validation sets.
+    pub validations: Vec<String>,
+    /// Its newest state.
+    pub status: watch::Receiver<v1::Job>,
+    /// Bumped after each row or event.
+    pub changed: watch::Receiver<u64>,
+}
+
+impl Watches {
+    fn insert(&self, job: JobId, watched: Watched) {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(job, watched);
+    }
+
+    fn get(&self, job: &JobId) -> Option<Watched> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(job).cloned()
+    }
+}
+
+/// Starts a job's run directory task and answers how the owner reaches it.
+pub fn start_run(
+    owner: &Handle,
+    watches: &Watches,
+    shutdown: &Shutdown,
+    tenure: Arc<Tenure>,
+    record: &JobRecord,
+    spec: &JobSpec,
+) -> RunPorts {
+    let (io, requests) = mpsc::unbounded_channel();
+    let (status, seen) = watch::channel(v1::Job { id: record.id.0.clone(), ..v1::Job::default() });
+    let (changed, changes) = watch::channel(0);
+    let watched = Watched {
+        run_dir: RunDir::new(&spec.run_dir),
+        validations: spec.validation_datasets.keys().cloned().collect(),
+        status: seen,
+        changed: changes,
+    };
+    watches.insert(record.id.clone(), watched);
+    let task = RunTask {
+        job: record.id.clone(),
+        spec: spec.clone(),
+        spec_yaml: record.spec_yaml.clone(),
+        tenure,
+        owner: owner.clone(),
+        changed,
+    };
+    drop(spawn(RUN, shutdown, task.run(requests)));
+    RunPorts { io, status }
+}
+
+impl JobsService {
+    async fn job_id(&self, asked: &str) -> Result<JobId, Status> {
+        let asked = asked.to_owned();
+        let found = self.owner.look(move |core| {
+            let wanted = JobId(asked.clone());
+            let id = if asked.is_empty() { core.latest().cloned() } else { core.status(&wanted).map(|_| wanted) };
+            id.ok_or(asked)
+        });
+        found.await.map_err(unavailable)?.map_err(|asked| match asked.as_str() {
+            "" => Status::not_found("this coordinator has no job; `trainctl submit job.yaml` makes one"),
+            id => Status::not_found(format!("this coordinator has no job {id:?}; `trainctl list` shows those it has")),
+        })
+    }
+
+    async fn watched(&self, asked: &str) -> Result<Watched, Status> {
+        let id = self.job_id(asked).await?;
+        self.watches.get(&id).ok_or_else(|| Status::not_found(format!("job {id} is over and its run directory closed")))
+    }
+
+    async fn status(&self, id: &JobId) -> Result<v1::Job, Status> {
+        let id = id.clone();
+        let status = self.owner.look(move |core| core.status(&id)).await.map_err(unavailable)?;
+        status.ok_or_else(|| Status::not_found("the job is gone"))
+    }
+
+    /// What the run directory holds, for the decision.
+    async fn found(&self, spec: &JobSpec) -> Result<Found, Status> {
+        let store = CheckpointStore::open(&spec.run_dir);
+        let listing = store.list().await.map_err(internal)?;
+        let run_dir = spec.run_dir.clone();
+        let live_job = self.owner.look(move |core| core.live_job_in(&run_dir).cloned()).await.map_err(unavailable)?;
+        let mut forbidden = Vec::new();
+        if let Some(newest) = listing.committed.last() {
+            let path = store.path(newest.name()).join("config.yaml");
+            let text = std::fs::read_to_string(&path)
+                .map_err(|e| Status::internal(format!("read {}: {e}", path.display())))?;
+            let old = JobSpec::from_yaml(&text).map_err(|faults| Status::failed_precondition(faults.to_string()))?;
+            let differences = resume::differences(&old, spec).map_err(internal)?;
+            forbidden = resume::forbidden(&differences).iter().map(ToString::to_string).collect();
+        }
+        let mut entries = std::fs::read_dir(&spec.run_dir).into_iter().flatten().flatten();
+        // `trainctl run` keeps daemon logs and control files there before it submits.
+        let not_empty = entries.any(|entry| !matches!(entry.file_name().to_str(), Some("control" | "logs")));
+        let latest = listing.committed.last().map(|newest| newest.name().to_string());
+        Ok(Found {
+            not_empty,
+            commits: listing.committed.iter().map(|c| (c.manifest.step, c.name().to_string())).collect(),
+            latest,
+            uncommitted: listing.uncommitted.iter().map(ToString::to_string).collect(),
+            live_job: live_job.map(|id| id.0),
+            forbidden,
+        })
+    }
+
+    /// A start that was asked for by name must exist before anything is queued.
+    async fn check_start(&self, spec: &JobSpec, from: &str) -> Result<Vec<String>, Status> {
+        if from.is_empty() {
+            return Ok(Vec::new());
+        }
+        let selector: Selector = from.parse().map_err(|e| Status::invalid_argument(format!("--from {from}: {e}")))?;
+        let options = ResolveOptions { best_metric_key: best_metric_key(spec), ..ResolveOptions::default() };
+        let resolved = CheckpointStore::open(&spec.run_dir).resolve(selector, &options).await;
+        let resolved = resolved.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(resolved.notes.iter().map(ToString::to_string).collect())
+    }
+
+    async fn admit(&self, asked: v1::SubmitRequest, spec: JobSpec, from: String) -> Result<JobId, Status> {
+        let tenure = self.runs.hold(&RunDir::new(&spec.run_dir).control()).await.map_err(refused)?;
+        let path = RunDir::new(&spec.run_dir).job_spec();
+        trainctl_store::io::Io::new(&spec.run_dir)
+            .put_durable("job.yaml", asked.spec_yaml.clone().into_bytes(), FailPoint("job.spec"))
+            .await
+            .map_err(|error| Status::internal(format!("write {}: {error}", path.display())))?;
+        let suffix = auth::random_hex(4).map_err(|error| Status::internal(error.to_string()))?;
+        let id = JobId(format!("{}-{suffix}", spec.name));
+        let record = JobRecord {
+            id: id.clone(),
+            request_id: asked.request_id,
+            spec_yaml: asked.spec_yaml,
+            submitted_at_ms: now_ms(),
+            finished_at_ms: None,
+            until_step: asked.until_step,
+            from,
+            term: tenure.term(),
+            phase: JobPhase::Queued,
+            generation: Generation(0),
+            start: StartPoint::default(),
+            ranks: Vec::new(),
+            budget: Default::default(),
+            restarts: 0,
+        };
+        let ports = start_run(&self.owner, &self.watches, &self.shutdown, tenure, &record, &spec);
+        self.owner.run(id.clone(), ports).await.map_err(unavailable)?;
+        let admitted = Event::Admitted { record: Box::new(record), spec: Box::new(spec) };
+        self.owner.event(admitted).await.map_err(unavailable)?;
+        Ok(id)
+    }
+}
+
+#[tonic::async_trait]
+impl v1::jobs_server::Jobs for JobsService {
+    async fn submit(&self, request: Request<v1::SubmitRequest>) -> Result<Response<v1::SubmitResponse>, Status> {
+        let asked = request.into_inner();
+        let spec =
+            JobSpec::from_yaml(&asked.spec_yaml).map_err(|faults| Status::invalid_argument(faults.to_string()))?;
+        if !spec.run_dir.is_absolute() {
+            return Err(Status::invalid_argument("run_dir of a submitted spec must be absolute"));
+        }
+        if asked.request_id.is_empty() {
+            return Err(Status::invalid_argument("request_id must not be empty"));
+        }
+        let _one_at_a_time = self.submitting.lock().await;
+        let request_id = asked.request_id.clone();
+        let before = self.owner.look(move |core| core.submitted_as(&request_id).cloned()).await.map_err(unavailable)?;
+        if let Some(id) = before {
+            let job = Some(self.status(&id).await?);
+            let message = "was submitted before".to_owned();
+            return Ok(Response::new(v1::SubmitResponse { job, message, already_finished: false }));
+        }
+        let found = self.found(&spec).await?;
+        let stop_at = asked.until_step.unwrap_or(u64::MAX).min(spec.step_scheduler.max_steps);
+        let question = Asked { from: asked.from.clone(), fresh: asked.fresh, stop_at };
+        match decide_admission(&found, &question) {
+            Admission::Refuse(refusal) => {
+                let code = match refusal {
+                    Refusal::LiveJob(_) => Code::AlreadyExists,
+                    _ => Code::FailedPrecondition,
+                };
+                Err(Status::new(code, format!("{}: {refusal}", spec.run_dir.display())))
+            }
+            Admission::AlreadyFinished { steps_done, latest } => {
+                let steps = crate::decide::admission::people(steps_done);
+                let message = format!("the run has finished: {steps} steps are done, LATEST is {latest}");
+                let job = v1::Job {
+                    name: spec.name.clone(),
+                    run_dir: spec.run_dir.display().to_string(),
+                    phase: v1::JobPhase::Succeeded as i32,
+                    steps_done,
+                    max_steps: spec.step_scheduler.max_steps,
+                    latest,
+                    ..v1::Job::default()
+                };
+                Ok(Response::new(v1::SubmitResponse { job: Some(job), message, already_finished: true }))
+            }
+            Admission::Admit { from, reason } => {
+                let notes = self.check_start(&spec, &from).await?;
+                let id = self.admit(asked, spec, from).await?;
+                let message = notes.into_iter().chain([reason.to_string()]).collect::<Vec<_>>().join("; ");
+                let job = Some(self.status(&id).await?);
+                Ok(Response::new(v1::SubmitResponse { job, message, already_finished: false }))
+            }
+        }
+    }
+
+    async fn list(&self, _: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
+        let jobs = self.owner.look(|core| core.statuses()).await.map_err(unavailable)?;
+        Ok(Response::new(v1::ListResponse { jobs }))
+    }
+
+    async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<v1::Job>, Status> {
+        let id = self.job_id(&request.into_inner().job).await?;
+        Ok(Response::new(self.status(&id).await?))
+    }
+
+    async fn cancel(&self, request: Request<v1::CancelRequest>) -> Result<Response<v1::Job>, Status> {
+        let asked = request.into_inner();
+        let save = match asked.mode() {
+            v1::CancelMode::Save => true,
+            v1::CancelMode::Now => false,
+            v1::CancelMode::Unspecified => return Err(Status::invalid_argument("cancel mode must be SAVE or NOW")),
+        };
+        let job = self.job_id(&asked.job).await?;
+        self.owner.event(Event::Cancel { job: job.clone(), save }).await.map_err(unavailable)?;
+        Ok(Response::new(self.status(&job).await?))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let asked = request.into_inner();
+        let watched = self.watched(&asked.job).await?;
+        let (sender, messages) = mpsc::channel(STREAM);
+        drop(spawn(FOLLOW, &self.shutdown, follow::watch(watched, asked.from_start, asked.once, sender)));
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+
+    type LogsStream = Pin<Box<dyn Stream<Item = Result<v1::LogChunk, Status>> + Send>>;
+
+    async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
+        let asked = request.into_inner();
+        let watched = self.watched(&asked.job).await?;
+        let (sender, messages) = mpsc::channel(STREAM);
+        drop(spawn(FOLLOW, &self.shutdown, follow::logs(watched, asked.rank, asked.follow, sender)));
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+fn now_ms() -> u64 {
+    trainctl_runtime::clock::Clock::wall_ms(&trainctl_runtime::clock::SystemClock::new())
+}
+
+fn unavailable(_: Gone) -> Status {
+    Status::unavailable("the coordinator is shutting down")
+}
+
+fn internal(error: impl std::fmt::Display) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn refused(error: runs::Error) -> Status {
+    match &error {
+        runs::Error::Tenure(AcquireError::LiveHolder { .. }) => Status::already_exists(error.to_string()),
+        _ => Status::internal(error.to_string()),
+    }
+}

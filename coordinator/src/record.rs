@@ -1,0 +1,60 @@
+//! What the journal keeps of one job.
+
+use serde::{Deserialize, Serialize};
+use trainctl_spec::state::JobPhase;
+use trainctl_spec::{Generation, JobId, Term};
+
+use crate::decide::restart::Budget;
+
+/// One job as the journal keeps it: enough for a successor to go on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// Job id.
+    pub id: JobId,
+    /// Idempotency key of the submission.
+    pub request_id: String,
+    /// The resolved spec.
+    pub spec_yaml: String,
+    /// Milliseconds since the Unix epoch.
+    pub submitted_at_ms: u64,
+    /// When it reached a terminal phase.
+    pub finished_at_ms: Option<u64>,
+    /// `--until-step`: number of steps done at which the job ends.
+    pub until_step: Option<u64>,
+    /// What the next formation starts from: `LATEST`, `LOWEST_VAL`, a name; empty = the newest commit, else from scratch.
+    pub from: String,
+    /// Term over the run directory under which the record was written.
+    pub term: Term,
+    /// Where the job is.
+    pub phase: JobPhase,
+    /// The newest generation; 0 before the first.
+    pub generation: Generation,
+    /// What that generation started from.
+    pub start: StartPoint,
+    /// Who carries each rank of that generation, in rank order.
+    pub ranks: Vec<RankPlace>,
+    /// Restart budget (J5).
+    pub budget: Budget,
+    /// Restarts so far, for people.
+    pub restarts: u32,
+}
+
+/// What a generation starts from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartPoint {
+    /// Checkpoint's name; empty = from scratch.
+    pub checkpoint: String,
+    /// blake3 of its manifest, hexadecimal; empty = from scratch.
+    pub manifest_blake3: String,
+    /// First zero-based step to compute.
+    pub step: u64,
+}
+
+/// Who carries a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankPlace {
+    /// Worker id.
+    pub worker: String,
+    /// The worker daemon's incarnation when the rank was assigned.
+    pub incarnation: String,
+}

@@ -1,0 +1,382 @@
+//! One run directory's task: everything that a job changes on disk, in order, off the owner task.
+//!
+//! Rows, events, commits and the work before a formation go through one queue, so that rows reach their file before the
+//! commit that follows them, and a commit is done before the next generation is prepared. The task is the only writer of
+//! the `.jsonl` files. Each change to a checkpoint passes the tenure's fence directly before it (J2).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+use trainctl_spec::report::{ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::state::Cause;
+use trainctl_spec::{Generation, JobId, JobSpec};
+use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
+use trainctl_store::layout::CheckpointName;
+use trainctl_store::manifest::{Manifest, Metrics, Parent};
+use trainctl_store::{CheckpointStore, RunDir, Tenure, state_hash};
+
+use crate::core::Event;
+use crate::events::Entry;
+use crate::owner::Handle;
+use crate::record::StartPoint;
+use crate::rows::Rows;
+
+/// Pause before a row that could not be written is tried again: rows are the last thing that is dropped (P5).
+const ROW_RETRY: Duration = Duration::from_secs(1);
+
+/// One spooled record of a worker, to be acknowledged when what it caused is durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AckToken {
+    /// Worker.
+    pub worker: String,
+    /// Its spool.
+    pub spool: String,
+    /// Number within the spool.
+    pub seq: u64,
+}
+
+/// What the task can be asked.
+#[derive(Debug)]
+pub enum IoRequest {
+    /// Append to `events.jsonl`.
+    Event(Entry),
+    /// Append to `training.jsonl`, unless that step is there.
+    TrainRow {
+        /// The row.
+        row: TrainRow,
+        /// Acknowledged afterwards.
+        token: Option<AckToken>,
+    },
+    /// Append to `validation[_name].jsonl`, unless that step is there.
+    ValidationRow {
+        /// The row.
+        row: ValidationRow,
+        /// Acknowledged afterwards.
+        token: Option<AckToken>,
+    },
+    /// Make a save a checkpoint.
+    Commit(Box<CommitRequest>),
+    /// Get the directory ready for the next generation.
+    Prepare(PrepareRequest),
+    /// The job is over.
+    Release,
+}
+
+/// A complete save.
+#[derive(Debug)]
+pub struct CommitRequest {
+    /// Generation that wrote it.
+    pub generation: Generation,
+    /// Zero-based step.
+    pub step: u64,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Their reports.
+    pub reports: BTreeMap<u32, ShardReport>,
+    /// Checkpoint that the generation started from; empty = from scratch.
+    pub started_from: StartPoint,
+    /// `--until-step`.
+    pub until_step: Option<u64>,
+}
+
+/// What the next generation starts from.
+#[derive(Debug)]
+pub struct PrepareRequest {
+    /// `LATEST`, `LOWEST_VAL`, a name; empty = the newest commit, else from scratch.
+    pub from: String,
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub enum IoResult {
+    /// These records' effects are durable.
+    Done(Vec<AckToken>),
+    /// A generation may form, or why not.
+    Prepared(Result<Prepared, Cause>),
+    /// A commit was made, or failed.
+    Committed(Box<Committed>),
+    /// What the directory held when the task started.
+    Known {
+        /// What LATEST and LOWEST_VAL name.
+        pointers: (String, String),
+        /// First training row.
+        first: Option<TrainRow>,
+        /// Newest training row.
+        last: Option<TrainRow>,
+        /// Newest validation row.
+        validation: Option<ValidationRow>,
+    },
+    /// A higher term holds the directory: nothing more may be done to the job here.
+    Superseded {
+        /// That term.
+        term: u64,
+    },
+}
+
+/// A generation may form.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Its number.
+    pub generation: Generation,
+    /// What it starts from.
+    pub start: StartPoint,
+    /// What LATEST and LOWEST_VAL name now.
+    pub pointers: (String, String),
+    /// What a person should be told.
+    pub notes: Vec<String>,
+}
+
+/// What came of a commit.
+#[derive(Debug)]
+pub struct Committed {
+    /// Generation that wrote the save.
+    pub generation: Generation,
+    /// Zero-based step.
+    pub step: u64,
+    /// What was made, or why not.
+    pub outcome: Result<CommitInfo, String>,
+}
+
+/// A checkpoint that was made.
+#[derive(Debug)]
+pub struct CommitInfo {
+    /// Its name.
+    pub checkpoint: String,
+    /// Its state hash.
+    pub state_hash: String,
+    /// Pointers that moved: name, from, to.
+    pub moves: Vec<(String, String, String)>,
+    /// Checkpoints that retention removed.
+    pub pruned: Vec<String>,
+    /// What LATEST and LOWEST_VAL name now.
+    pub pointers: (String, String),
+}
+
+/// The task.
+pub struct RunTask {
+    /// The job.
+    pub job: JobId,
+    /// Its resolved spec.
+    pub spec: JobSpec,
+    /// The same as text: `config.yaml` of each checkpoint.
+    pub spec_yaml: String,
+    /// The right to change the directory.
+    pub tenure: Arc<Tenure>,
+    /// Where results go.
+    pub owner: Handle,
+    /// Bumped after each row or event, for those who watch.
+    pub changed: watch::Sender<u64>,
+}
+
+impl RunTask {
+    /// Carries out requests until the queue closes.
+    pub async fn run(self, mut requests: mpsc::UnboundedReceiver<IoRequest>) -> Result<(), crate::owner::Gone> {
+        let store = CheckpointStore::open(&self.spec.run_dir);
+        let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys());
+        let (first, last, validation) = rows.known();
+        let known = IoResult::Known { pointers: self.pointers(&store).await, first, last, validation };
+        self.answer(known).await?;
+        while let Some(request) = requests.recv().await {
+            match request {
+                IoRequest::Event(entry) => rows.event(&entry, ROW_RETRY).await,
+                IoRequest::TrainRow { row, token } => {
+                    rows.train(&row, ROW_RETRY).await;
+                    self.answer(IoResult::Done(token.into_iter().collect())).await?;
+                }
+                IoRequest::ValidationRow { row, token } => {
+                    rows.validation(&row, ROW_RETRY).await;
+                    self.answer(IoResult::Done(token.into_iter().collect())).await?;
+                }
+                IoRequest::Commit(request) => {
+                    let outcome = self.commit(&store, &request).await;
+                    let (generation, step) = (request.generation, request.step);
+                    if let Some(outcome) = self.unless_superseded(outcome).await? {
+                        let committed = Committed { generation, step, outcome: outcome.map_err(|e| e.to_string()) };
+                        self.answer(IoResult::Committed(Box::new(committed))).await?;
+                    }
+                }
+                IoRequest::Prepare(request) => {
+                    let prepared = self.prepare(&store, &mut rows, &request).await;
+                    if let Some(prepared) = self.unless_superseded(prepared).await? {
+                        self.answer(IoResult::Prepared(prepared.map_err(|error| error.cause(&request.from)))).await?;
+                    }
+                }
+                IoRequest::Release => info!(job = %self.job, "run directory released"),
+            }
+            self.changed.send_modify(|version| *version += 1);
+        }
+        Ok(())
+    }
+
+    async fn answer(&self, result: IoResult) -> Result<(), crate::owner::Gone> {
+        self.owner.event(Event::Io { job: self.job.clone(), result: Box::new(result) }).await
+    }
+
+    /// A change that a higher term forbids is not an error of the job: the job is not ours any more.
+    async fn unless_superseded<T>(
+        &self,
+        outcome: Result<T, Error>,
+    ) -> Result<Option<Result<T, Error>>, crate::owner::Gone> {
+        if let Err(Error::Store(trainctl_store::Error::Superseded { theirs, .. })) = &outcome {
+            warn!(job = %self.job, term = theirs, "a higher term holds the run directory");
+            self.answer(IoResult::Superseded { term: *theirs }).await?;
+            return Ok(None);
+        }
+        Ok(Some(outcome))
+    }
+
+    fn best_metric_key(&self) -> &str {
+        best_metric_key(&self.spec)
+    }
+
+    async fn pointers(&self, store: &CheckpointStore) -> (String, String) {
+        let name = |target: Option<CheckpointName>| target.map(|name| name.to_string()).unwrap_or_default();
+        match store.list().await {
+            Ok(listing) => {
+                let targets =
+                    trainctl_store::checkpoints::pointer_targets(&listing.summaries(), self.best_metric_key());
+                (name(targets.latest), name(targets.lowest_val))
+            }
+            Err(error) => {
+                warn!(job = %self.job, %error, "the checkpoints cannot be listed");
+                Default::default()
+            }
+        }
+    }
+
+    /// C2, C3: manifest, pointers, retention, in this order.
+    async fn commit(&self, store: &CheckpointStore, request: &CommitRequest) -> Result<CommitInfo, Error> {
+        let first = request.reports.values().next().ok_or_else(|| Error::Save("no rank has reported".to_owned()))?;
+        let name: CheckpointName =
+            first.checkpoint.parse().map_err(|error| Error::Save(format!("{}: {error}", first.checkpoint)))?;
+        let tensors = request.reports.values().flat_map(|report| report.tensors.iter());
+        let state_hash = state_hash::combine(tensors).map_err(|fault| Error::Save(fault.to_string()))?;
+        let started_from = match request.started_from.checkpoint.parse() {
+            Ok(name) => Some(Parent { name, manifest: request.started_from.manifest_blake3.clone() }),
+            Err(_) => None,
+        };
+        let rank0 = request.reports.get(&0);
+        let draft = Manifest {
+            format: 0,
+            name,
+            job: self.job.0.clone(),
+            generation: request.generation.0,
+            term: self.tenure.term().0,
+            step: request.step,
+            epoch: name.epoch,
+            consumed_samples: first.consumed_samples,
+            world_size: request.world_size,
+            mesh: vec![("dp_replicate".to_owned(), request.world_size)],
+            skipped: Vec::new(),
+            metrics: rank0.map(|r| Metrics::new(r.train_loss, &r.val_losses)).unwrap_or_default(),
+            state_hash,
+            spec_hash: String::new(),
+            max_steps: self.spec.step_scheduler.max_steps,
+            until_step: request.until_step,
+            started_from,
+            created_at: String::new(),
+            files: request.reports.values().flat_map(|report| report.files.iter().cloned()).collect(),
+        };
+        let outcome = store.commit(&*self.tenure, draft, &self.spec_yaml).await?;
+        let state_hash = outcome.committed().manifest.state_hash.clone();
+        let moves = store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
+        let keep = self.spec.checkpoint.max_recent_checkpoints.map(|keep| keep as usize);
+        let pruned = match store.prune(&*self.tenure, keep, self.best_metric_key()).await {
+            Ok(report) => report.removed.iter().map(ToString::to_string).collect(),
+            Err(error @ trainctl_store::Error::Superseded { .. }) => return Err(error.into()),
+            // The commit stands; what could not be removed is removed after the next one.
+            Err(error) => {
+                warn!(job = %self.job, %error, "retention");
+                Vec::new()
+            }
+        };
+        let target = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
+        let moves = moves
+            .into_iter()
+            .map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), target(moved.to)))
+            .collect();
+        let pointers = self.pointers(store).await;
+        Ok(CommitInfo { checkpoint: name.to_string(), state_hash, moves, pruned, pointers })
+    }
+
+    /// Takes the generation's number, finds its start, and retires what is later (C6, C9).
+    async fn prepare(
+        &self,
+        store: &CheckpointStore,
+        rows: &mut Rows,
+        request: &PrepareRequest,
+    ) -> Result<Prepared, Error> {
+        let options = ResolveOptions { best_metric_key: self.best_metric_key(), ..ResolveOptions::default() };
+        let selector: Selector = match request.from.as_str() {
+            "" => Selector::Latest,
+            from => from.parse().map_err(|error| Error::Save(format!("{from}: {error}")))?,
+        };
+        let found = match store.resolve(selector, &options).await {
+            Ok(found) => Some(found),
+            // Nothing was ever saved: from scratch. Directories that no generation committed are the dead generations' own;
+            // a submission refuses them (C5), a restart of the same job does not.
+            Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { .. }) if request.from.is_empty() => None,
+            Err(error) => return Err(Error::Resolve(error)),
+        };
+        let generation = self.tenure.take_generation().await?;
+        let (start, step, notes) = match found {
+            None => (StartPoint::default(), None, Vec::new()),
+            Some(found) => {
+                let checkpoint = found.checkpoint;
+                let name = checkpoint.name();
+                store.pin(name, &format!("g{}", generation.0)).await?;
+                let step = checkpoint.manifest.step;
+                let start =
+                    StartPoint { checkpoint: name.to_string(), manifest_blake3: checkpoint.hash, step: step + 1 };
+                (start, Some(step), found.notes.iter().map(ToString::to_string).collect())
+            }
+        };
+        let retired = store.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?;
+        store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
+        rows.cut_after(step, generation)?;
+        for gone in retired {
+            info!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: later than the start");
+        }
+        Ok(Prepared { generation, start, pointers: self.pointers(store).await, notes })
+    }
+}
+
+/// The validation set whose loss moves LOWEST_VAL: the spec's, else "default", else the only one.
+pub fn best_metric_key(spec: &JobSpec) -> &str {
+    let only = || spec.validation_datasets.keys().next().filter(|_| spec.validation_datasets.len() == 1);
+    match &spec.checkpoint.best_metric_key {
+        Some(key) => key,
+        None if spec.validation_datasets.contains_key("default") => "default",
+        None => only().map_or("default", String::as_str),
+    }
+}
+
+/// Work on the run directory failed.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] trainctl_store::Error),
+    /// Nothing to start from.
+    #[error(transparent)]
+    Resolve(ResolveError),
+    /// A save that can never be a checkpoint.
+    #[error("{0}")]
+    Save(String),
+}
+
+impl Error {
+    fn cause(&self, from: &str) -> Cause {
+        match self {
+            Self::Resolve(error) => {
+                let name = if from.is_empty() { "LATEST" } else { from };
+                Cause::Checkpoint { name: name.to_owned(), message: error.to_string() }
+            }
+            Self::Store(error) => Cause::Storage { message: error.to_string() },
+            Self::Save(message) => Cause::Storage { message: message.clone() },
+        }
+    }
+}

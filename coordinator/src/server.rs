@@ -1,0 +1,167 @@
+//! One coordinator from start to end: take the state directory, adopt what the journal holds, serve, leave.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::sync::Mutex;
+use tokio_stream::wrappers::TcpListenerStream;
+use tower::util::MapResponseLayer;
+use tracing::{info, warn};
+use trainctl_proto::v1::jobs_server::JobsServer;
+use trainctl_proto::v1::rendezvous_server::RendezvousServer;
+use trainctl_proto::v1::workers_server::WorkersServer;
+use trainctl_runtime::auth::{self, AuthLayer};
+use trainctl_runtime::clock::{Clock, SystemClock};
+use trainctl_runtime::endpoint::{self, Endpoint};
+use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+use trainctl_runtime::{proc, rpc, tls};
+use trainctl_spec::JobSpec;
+use trainctl_store::RunDir;
+
+use crate::core::{Core, Policy};
+use crate::jobs::{JobsService, Watches, start_run};
+use crate::journal::{Journal, SqliteJournal};
+use crate::owner::{Handle, Owner};
+use crate::rendezvous::Rendezvous;
+use crate::runs::{INCARNATION_HEADER, Runs};
+use crate::workers::{RendezvousService, WorkersService};
+
+const OWNER: TaskKind = TaskKind { name: "owner", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
+/// How long tasks may take to end after shutdown began.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where and how to serve.
+#[derive(Debug)]
+pub struct Options {
+    /// Holds journal, tokens, CA, endpoint.
+    pub state_dir: PathBuf,
+    /// Address to listen on; port 0 = the last start's, else any.
+    pub listen: SocketAddr,
+}
+
+/// Runs a coordinator until `shutdown`.
+///
+/// # Errors
+/// The state directory is held by a live coordinator ([`crate::runs::Error`]), or something cannot be read, written or
+/// bound.
+pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
+    let Options { state_dir, listen } = options;
+    std::fs::create_dir_all(&state_dir).with_context(|| format!("make {}", state_dir.display()))?;
+    let state_dir = std::fs::canonicalize(&state_dir).with_context(|| format!("open {}", state_dir.display()))?;
+    let tls = tls::for_listener(listen.ip(), &state_dir)?;
+    tls::check_listener(listen.ip(), tls.as_ref())?;
+    // The same port as last time, so that workers that cannot read the endpoint again find us.
+    let last_port = endpoint::read(&state_dir).ok().map(|endpoint| endpoint.port);
+    let listener = rpc::bind_or_fallback(listen, last_port).await?;
+    let bound = listener.local_addr()?;
+    let endpoint = Endpoint {
+        addresses: rpc::published_addresses(bound.ip()),
+        port: bound.port(),
+        incarnation: auth::random_hex(8)?,
+        host: proc::host_name(),
+        pid: std::process::id(),
+        ca_pem: tls.as_ref().map(|tls| tls.ca_pem.clone()),
+        state_dir: Some(state_dir.clone()),
+    };
+    let tokens = auth::load_or_create(&state_dir)?;
+    let runs = Arc::new(Runs::new(state_dir.clone(), endpoint.clone(), tokens.clone(), shutdown.clone()));
+    let tenure = runs.hold(&state_dir).await?;
+    let journal = SqliteJournal::open(&state_dir, tenure.term())?;
+    info!(term = tenure.term().0, address = %bound, "coordinator");
+
+    let watches = Watches::default();
+    let stores = Rendezvous::default();
+    let owner = start_owner(journal, stores.clone(), &runs, &watches, &shutdown).await?;
+    let jobs =
+        JobsService { owner: owner.clone(), runs, shutdown: shutdown.clone(), watches, submitting: Mutex::new(()) };
+    serve(listener, tls, tokens, &endpoint, Services { jobs, owner, stores }, shutdown.clone()).await?;
+    if !shutdown.wait(SHUTDOWN_LIMIT).await {
+        warn!("tasks did not end in {SHUTDOWN_LIMIT:?}");
+    }
+    Ok(())
+}
+
+/// The owner task, with every job of the journal adopted.
+async fn start_owner(
+    journal: SqliteJournal,
+    stores: Rendezvous,
+    runs: &Arc<Runs>,
+    watches: &Watches,
+    shutdown: &Shutdown,
+) -> Result<Handle> {
+    let records = journal.jobs()?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let policy = Policy::default();
+    let seed = u64::from_str_radix(&auth::random_hex(8)?, 16).unwrap_or_default();
+    let core = Core::new(policy, clock.now(), seed);
+    let (mut owner, handle) = Owner::new(core, clock, Box::new(journal), stores);
+    for record in records {
+        let spec = match JobSpec::from_yaml(&record.spec_yaml) {
+            Ok(spec) => spec,
+            Err(faults) => {
+                warn!(job = %record.id, %faults, "a job of the journal cannot be read: left alone");
+                continue;
+            }
+        };
+        // A job that is over needs its directory for reading only; its tenure is taken when something is submitted there.
+        let control = RunDir::new(&spec.run_dir).control();
+        let tenure = match runs.hold(&control).await {
+            Ok(tenure) => tenure,
+            Err(error) => {
+                warn!(job = %record.id, %error, "a job's run directory is held by another coordinator: left alone");
+                continue;
+            }
+        };
+        let term = tenure.term();
+        let ports = start_run(&handle, watches, shutdown, tenure, &record, &spec);
+        owner.adopt(record.id.clone(), ports, |core, at| core.adopt(record, spec, term, at));
+    }
+    drop(spawn(OWNER, shutdown, owner.run(shutdown.clone(), policy.liveness.tick)));
+    Ok(handle)
+}
+
+struct Services {
+    jobs: JobsService,
+    owner: Handle,
+    stores: Rendezvous,
+}
+
+async fn serve(
+    listener: tokio::net::TcpListener,
+    tls: Option<tls::ServerTls>,
+    tokens: auth::Tokens,
+    endpoint: &Endpoint,
+    services: Services,
+    shutdown: Shutdown,
+) -> Result<()> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_serving::<JobsServer<JobsService>>().await;
+    reporter.set_serving::<WorkersServer<WorkersService>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(trainctl_proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    let incarnation: tonic::codegen::http::HeaderValue = endpoint.incarnation.parse()?;
+    // Outermost, so that refusals carry it too: a looker has no token (J2).
+    let name_us = MapResponseLayer::new(move |mut response: tonic::codegen::http::Response<tonic::body::Body>| {
+        response.headers_mut().insert(INCARNATION_HEADER, incarnation.clone());
+        response
+    });
+    let limit = rpc::MAX_MESSAGE_BYTES;
+    let workers = WorkersService { owner: services.owner, shutdown: shutdown.clone() };
+    let rendezvous = RendezvousService { stores: services.stores };
+    rpc::server(tls.as_ref())?
+        .layer(name_us)
+        .layer(AuthLayer::new(tokens))
+        .add_service(health)
+        .add_service(reflection)
+        .add_service(JobsServer::new(services.jobs).max_decoding_message_size(limit))
+        .add_service(WorkersServer::new(workers).max_decoding_message_size(limit))
+        .add_service(RendezvousServer::new(rendezvous))
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move { shutdown.cancelled().await })
+        .await
+        .context("serve")
+}

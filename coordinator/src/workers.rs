@@ -1,0 +1,190 @@
+//! The services that workers call: their session, and the rendezvous stores of their trainers.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+use tracing::debug;
+use trainctl_proto::convert::Fence;
+use trainctl_proto::v1;
+use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+
+use crate::core::Event;
+use crate::owner::{Gone, Handle};
+use crate::rendezvous::{Error, Rendezvous};
+
+/// Messages to one worker that may wait; a worker that lets more pile up must dial again.
+const OUTBOX: usize = 256;
+/// Longest that a rendezvous call may wait, whatever it asks for.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+/// Bytes of one rendezvous value.
+const MAX_VALUE: usize = 4 << 20;
+
+const SESSION: TaskKind = TaskKind { name: "worker session", on_cancel: OnCancel::Abort, on_error: OnError::Log };
+
+/// `Workers`: one stream each way per worker.
+pub struct WorkersService {
+    /// The owner task.
+    pub owner: Handle,
+    /// Ends the streams.
+    pub shutdown: Shutdown,
+}
+
+#[tonic::async_trait]
+impl v1::workers_server::Workers for WorkersService {
+    type SessionStream = Pin<Box<dyn Stream<Item = Result<v1::CoordinatorMessage, Status>> + Send>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::WorkerMessage>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let peer = request.remote_addr();
+        let mut inbound = request.into_inner();
+        let Some(first) = inbound.next().await.transpose()? else {
+            return Err(Status::invalid_argument("the stream ended before Hello"));
+        };
+        let Some(v1::worker_message::Body::Hello(mut hello)) = first.body else {
+            return Err(Status::invalid_argument("the first message of a session must be Hello"));
+        };
+        if hello.worker_id.is_empty() || hello.incarnation.is_empty() {
+            return Err(Status::invalid_argument("Hello without worker_id or incarnation"));
+        }
+        if hello.address.is_empty() {
+            hello.address = peer.map(|peer| peer.ip().to_string()).unwrap_or_default();
+        }
+        let (outbox, messages) = mpsc::channel(OUTBOX);
+        let session = self.owner.open(outbox).await.map_err(unavailable)?;
+        self.owner.event(Event::Hello { session, hello: Box::new(hello) }).await.map_err(unavailable)?;
+        let owner = self.owner.clone();
+        drop(spawn(SESSION, &self.shutdown, async move {
+            loop {
+                match inbound.next().await {
+                    Some(Ok(message)) => owner.event(Event::Message { session, message: Box::new(message) }).await?,
+                    Some(Err(error)) => {
+                        debug!(session, %error, "worker's stream broke");
+                        break;
+                    }
+                    None => break,
+                }
+            }
+            owner.event(Event::Gone { session }).await
+        }));
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+/// `Rendezvous`: the key-value stores of forming generations.
+pub struct RendezvousService {
+    /// The stores.
+    pub stores: Rendezvous,
+}
+
+impl RendezvousService {
+    fn with_keys<T>(
+        &self,
+        fence: Option<v1::Fence>,
+        act: impl FnOnce(&mut std::collections::BTreeMap<String, Vec<u8>>) -> T,
+    ) -> Result<T, Status> {
+        let fence = Fence::try_from(fence)?;
+        Ok(self.stores.with_keys(&fence.job, fence.generation, act)?)
+    }
+
+    async fn wait(&self, fence: Option<v1::Fence>, keys: &[String], timeout_ms: u64) -> Result<Vec<Vec<u8>>, Status> {
+        let fence = Fence::try_from(fence)?;
+        let patience = Duration::from_millis(timeout_ms).min(LONGEST_WAIT);
+        Ok(self.stores.wait(&fence.job, fence.generation, keys, patience).await?)
+    }
+}
+
+#[tonic::async_trait]
+impl v1::rendezvous_server::Rendezvous for RendezvousService {
+    async fn set(&self, request: Request<v1::KvSet>) -> Result<Response<v1::KvEmpty>, Status> {
+        let v1::KvSet { fence, key, value } = request.into_inner();
+        if value.len() > MAX_VALUE {
+            return Err(Status::invalid_argument(format!("value of {key:?} is larger than {MAX_VALUE} bytes")));
+        }
+        self.with_keys(fence, |keys| keys.insert(key, value))?;
+        Ok(Response::new(v1::KvEmpty {}))
+    }
+
+    async fn get(&self, request: Request<v1::KvGet>) -> Result<Response<v1::KvValue>, Status> {
+        let v1::KvGet { fence, key, timeout_ms } = request.into_inner();
+        let values = self.wait(fence, &[key], timeout_ms).await?;
+        Ok(Response::new(v1::KvValue { value: values.into_iter().next().unwrap_or_default() }))
+    }
+
+    async fn add(&self, request: Request<v1::KvAdd>) -> Result<Response<v1::KvNumber>, Status> {
+        let v1::KvAdd { fence, key, amount } = request.into_inner();
+        // c10d's stores keep counters as decimal text, and read them back with get.
+        let sum = self.with_keys(fence, |keys| {
+            let old = keys.get(&key).map_or(Some(0), |v| std::str::from_utf8(v).ok()?.trim().parse::<i64>().ok());
+            let sum = old?.checked_add(amount)?;
+            keys.insert(key.clone(), sum.to_string().into_bytes());
+            Some(sum)
+        })?;
+        match sum {
+            Some(value) => Ok(Response::new(v1::KvNumber { value })),
+            None => Err(Status::invalid_argument(format!(
+                "key {key:?} does not hold a number that {amount} can be added to"
+            ))),
+        }
+    }
+
+    async fn check(&self, request: Request<v1::KvKeys>) -> Result<Response<v1::KvFlag>, Status> {
+        let v1::KvKeys { fence, keys: wanted, .. } = request.into_inner();
+        let value = self.with_keys(fence, |keys| wanted.iter().all(|key| keys.contains_key(key)))?;
+        Ok(Response::new(v1::KvFlag { value }))
+    }
+
+    async fn wait(&self, request: Request<v1::KvKeys>) -> Result<Response<v1::KvEmpty>, Status> {
+        let v1::KvKeys { fence, keys, timeout_ms } = request.into_inner();
+        self.wait(fence, &keys, timeout_ms).await?;
+        Ok(Response::new(v1::KvEmpty {}))
+    }
+
+    async fn delete(&self, request: Request<v1::KvGet>) -> Result<Response<v1::KvFlag>, Status> {
+        let v1::KvGet { fence, key, .. } = request.into_inner();
+        let value = self.with_keys(fence, |keys| keys.remove(&key).is_some())?;
+        Ok(Response::new(v1::KvFlag { value }))
+    }
+
+    async fn compare_set(&self, request: Request<v1::KvCompareSet>) -> Result<Response<v1::KvValue>, Status> {
+        let v1::KvCompareSet { fence, key, expected, desired } = request.into_inner();
+        // As c10d's stores answer: the new value if it was set, else the one that is there (or what was expected, if none).
+        let value = self.with_keys(fence, |keys| match keys.get(&key) {
+            None if expected.is_empty() => {
+                keys.insert(key, desired.clone());
+                desired
+            }
+            None => expected,
+            Some(old) if *old == expected => {
+                keys.insert(key, desired.clone());
+                desired
+            }
+            Some(old) => old.clone(),
+        })?;
+        Ok(Response::new(v1::KvValue { value }))
+    }
+
+    async fn num_keys(&self, request: Request<v1::Fence>) -> Result<Response<v1::KvNumber>, Status> {
+        let value = self.with_keys(Some(request.into_inner()), |keys| keys.len() as i64)?;
+        Ok(Response::new(v1::KvNumber { value }))
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Over { .. } => Self::aborted(error.to_string()),
+            Error::Sealed(_) => Self::failed_precondition(error.to_string()),
+            Error::Timeout { .. } => Self::deadline_exceeded(error.to_string()),
+        }
+    }
+}
+
+fn unavailable(_: Gone) -> Status {
+    Status::unavailable("the coordinator is shutting down")
+}
