@@ -3,13 +3,14 @@
 //! All faults at once; errors stop the job, warnings do not. The rules of one key alone (type, range) are parsing's.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::fault::{Faults, Spans};
 use crate::job::{Dataset, Device, JobSpec, LrDecayStyle, ModelConfigSource, Precision};
 use crate::lr::Schedule;
 use crate::model::Architecture;
-use crate::resolve::validation_key;
+use crate::parse::Parsed;
+use crate::resolve::{Files, Resolved, resolve, validation_key};
 
 /// What a caller found out about files and machine. What is absent was not looked at, and its rules are left out.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +36,15 @@ pub struct CorpusFacts {
     pub documents: u64,
     /// Largest token id, where the caller looked.
     pub max_token: Option<u64>,
+}
+
+/// Resolves a parsed spec, lets `gather` look at its files, checks it, and gives all faults of both at once.
+#[must_use]
+pub fn prepare(parsed: Parsed, base: &Path, files: &dyn Files, gather: impl FnOnce(&JobSpec) -> Facts) -> Resolved {
+    let mut resolved = resolve(parsed, base, files);
+    let facts = gather(&resolved.spec);
+    resolved.faults.extend(check(&resolved.spec, &facts, &resolved.spans));
+    resolved
 }
 
 /// Checks a resolved spec. `spans` point faults at their lines; [`Spans::nowhere`] where there are none.
@@ -103,7 +113,8 @@ impl Checker<'_> {
                 format!("times global_batch_size = {global} is more samples than can be counted"),
             );
         }
-        if steps.ckpt_every_steps > steps.max_steps {
+        // The default on a short run is nobody's mistake.
+        if steps.ckpt_every_steps > steps.max_steps && self.spans.is_written("step_scheduler.ckpt_every_steps") {
             let message = format!(
                 "is beyond max_steps = {}: only the last step is saved, and a failure before it loses all",
                 steps.max_steps
@@ -320,23 +331,32 @@ impl Checker<'_> {
             Some(recent) => saves.min(u64::from(recent) + 2),
             None => saves,
         };
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         if each > free {
             let message = format!(
-                "one checkpoint takes about {} MiB and {} MiB are free; free space or name another directory",
-                mib(each),
-                mib(free)
+                "one checkpoint takes about {} and {} are free; free space or name another directory",
+                size(each),
+                size(free)
             );
             self.error("run_dir", self.spec.run_dir.display(), message);
         } else if each.saturating_mul(kept) > free {
             let message = format!(
-                "{kept} checkpoints of about {} MiB are kept and {} MiB are free; free space, or set checkpoint.max_recent_checkpoints",
-                mib(each),
-                mib(free)
+                "{kept} checkpoints of about {} are kept and {} are free; free space, or set checkpoint.max_recent_checkpoints",
+                size(each),
+                size(free)
             );
             self.warn("run_dir", self.spec.run_dir.display(), message);
         }
     }
+}
+
+/// Binary units, one decimal.
+fn size(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0..0x10_0000 => (1u64 << 10, "KiB"),
+        0x10_0000..0x4000_0000 => (1 << 20, "MiB"),
+        _ => (1 << 30, "GiB"),
+    };
+    format!("{:.1} {name}", bytes as f64 / unit as f64)
 }
 
 #[cfg(test)]

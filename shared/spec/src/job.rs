@@ -96,7 +96,7 @@ pub enum Device {
 pub struct Model {
     /// Path of a Hugging Face `config.json`, or the same keys inline.
     pub config: ModelConfigSource,
-    /// `random`; a Hugging Face directory arrives with issue 7's loader.
+    /// `random`: weights of an existing model cannot be loaded yet.
     #[serde(default)]
     pub init: ModelInit,
 }
@@ -177,12 +177,15 @@ pub(crate) struct FlatValidationDataset {
     index_mapping_dir: Option<PathBuf>,
     #[serde(default)]
     tokenizer: Option<PathBuf>,
+    #[schemars(range(min = 1, max = 16777216))]
     seq_length: u32,
     #[serde(default = "defaults::split")]
     split: String,
     #[serde(default = "defaults::data_seed")]
     seed: u32,
+    /// Samples of one evaluation; default (max_steps ÷ val_every_steps) · global_batch_size.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     num_val_samples: Option<u64>,
 }
 

@@ -4,6 +4,10 @@
 //!
 //! - [`ids`]: job, generation, term, rank, step.
 //! - [`job`]: the spec's sections as types, with their defaults.
+//! - [`parse`]: `job.yaml` with positions, overrides and `${VAR}`; all faults at once ([`fault`]).
+//! - [`resolve`]: absolute paths, inlined model config, defaults that depend on something; [`check`]: rules across keys.
+//! - [`resume`]: what a resume may change. [`mod@schema`]: JSON Schema of the spec.
+//! - [`model`]: architecture, tensors, FLOPs, memory. [`lr`]: the learning-rate schedule.
 //! - [`report`]: what a rank reports.
 //! - [`state`]: the job's state machine, exits and causes.
 
@@ -21,7 +25,7 @@ pub mod resume;
 pub mod schema;
 pub mod state;
 
-pub use check::{CorpusFacts, Facts, check};
+pub use check::{CorpusFacts, Facts, check, prepare};
 pub use emit::NotWritable;
 pub use fault::{Fault, Faults, Origin, Severity, Spans};
 pub use ids::{Generation, JobId, Rank, Step, Term};

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::emit::NotWritable;
 use crate::job::JobSpec;
+use crate::parse::VALIDATION;
 
 /// Whether a resume may change a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -65,7 +66,7 @@ pub const FIELDS: &[Field] = &[
     change("validation_dataset*.index_mapping_dir", "a cache"),
     keep("validation_dataset*.tokenizer", "the token ids mean its entries"),
     keep("validation_dataset*.seq_length", "losses would not compare, and LOWEST_VAL would mean nothing"),
-    keep("validation_dataset*.split", "the training share would change with it"),
+    keep("validation_dataset*.split", "losses would not compare, and LOWEST_VAL would mean nothing"),
     keep("validation_dataset*.seed", "losses would not compare, and LOWEST_VAL would mean nothing"),
     change("validation_dataset*.num_val_samples", "losses before and after compare less well"),
     keep("step_scheduler.global_batch_size", "the samples of a step depend on it (P3, D2)"),
@@ -149,10 +150,13 @@ fn matches(pattern: &str, key: &str) -> bool {
 /// When a path of either is not UTF-8.
 pub fn differences(old: &JobSpec, new: &JobSpec) -> Result<Vec<Difference>, NotWritable> {
     let (old, new) = (leaves(&old.to_json()?), leaves(&new.to_json()?));
-    let find = |leaves: &[(String, Value)], key: &str| {
-        leaves.iter().find(|(other, _)| other == key).map(|(_, value)| value.clone())
-    };
+    let find =
+        |leaves: &Leaves, key: &str| leaves.iter().find(|(other, _)| other == key).map(|(_, value)| value.clone());
     let mut differences = Vec::new();
+    let (old, gone) = split_sets(old, &new);
+    let (new, came) = split_sets(new, &old);
+    differences.extend(gone.into_iter().map(|set| whole_set(set, true)));
+    differences.extend(came.into_iter().map(|set| whole_set(set, false)));
     for (key, value) in &old {
         let there = find(&new, key);
         if there.as_ref() != Some(value) {
@@ -167,6 +171,32 @@ pub fn differences(old: &JobSpec, new: &JobSpec) -> Result<Vec<Difference>, NotW
     Ok(differences)
 }
 
+/// Takes out the leaves of validation sets that the other spec does not have at all, and names those sets.
+fn split_sets(leaves: Leaves, other: &Leaves) -> (Leaves, Vec<String>) {
+    let set_of =
+        |key: &str| key.starts_with(VALIDATION).then(|| key.rsplit_once('.').map_or(key, |(set, _)| set).to_owned());
+    let theirs: Vec<_> = other.iter().filter_map(|(key, _)| set_of(key)).collect();
+    let mut alone = Vec::new();
+    let mut shared = Vec::new();
+    for (key, value) in leaves {
+        match set_of(&key) {
+            Some(set) if !theirs.contains(&set) => {
+                if !alone.contains(&set) {
+                    alone.push(set);
+                }
+            }
+            _ => shared.push((key, value)),
+        }
+    }
+    (shared, alone)
+}
+
+fn whole_set(key: String, gone: bool) -> Difference {
+    let there = Some(Value::from("a validation set"));
+    let (old, new) = if gone { (there, None) } else { (None, there) };
+    Difference { key, old, new, rule: Rule::Change, note: "training does not depend on it" }
+}
+
 fn difference(key: &str, old: Option<Value>, new: Option<Value>) -> Difference {
     let Field { rule, note, .. } = field(key);
     Difference { key: key.to_owned(), old, new, rule, note }
@@ -178,8 +208,10 @@ pub fn forbidden(differences: &[Difference]) -> Vec<&Difference> {
     differences.iter().filter(|difference| difference.rule == Rule::Keep).collect()
 }
 
+type Leaves = Vec<(String, Value)>;
+
 /// Leaves by key path; lists are leaves.
-fn leaves(value: &Value) -> Vec<(String, Value)> {
+fn leaves(value: &Value) -> Leaves {
     fn walk(value: &Value, path: &str, out: &mut Vec<(String, Value)>) {
         match value {
             Value::Object(map) if !map.is_empty() => {

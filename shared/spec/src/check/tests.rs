@@ -65,7 +65,8 @@ fn rules_across_keys() {
         &["dataset.paths=[data/a, data/b, data/a]"],
         &["checkpoint.best_metric_key=web"],
         &["validation_dataset=null", "checkpoint.best_metric_key=default"],
-        &["validation_dataset_web.seed=1", "validation_dataset_code.seed=2"],
+        &["validation_dataset=null"],
+        &["validation_dataset=null", "validation_dataset_web.seed=1", "validation_dataset_code.seed=2"],
         &["precision=bf16"],
     ];
     let text: Vec<_> =

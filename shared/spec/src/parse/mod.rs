@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 pub use self::overrides::Override;
 use self::reader::Sink;
+pub(crate) use self::sections::VALIDATION;
 use self::tree::{Node, Value};
 use crate::fault::{Faults, Origin, Spans};
 use crate::job::JobSpec;
@@ -38,11 +39,11 @@ pub fn parse(
     env: &BTreeMap<String, String>,
 ) -> Result<Parsed, Faults> {
     let mut root =
-        tree::load(source, file, &|line, column| Origin::At { line, column }).map_err(|fault| Faults(vec![fault]))?;
+        tree::load(source, file, &|line, column| Origin::At { line, column }).map_err(|fault| Faults(vec![*fault]))?;
     let mut sink = Sink { file: file.to_owned(), faults: Vec::new() };
     for over in overrides {
         if let Err(fault) = overrides::apply(&mut root, over, file) {
-            sink.faults.push(fault);
+            sink.faults.push(*fault);
         }
     }
     overrides::expand(&mut root, "", file, env, &mut sink.faults);
@@ -57,7 +58,7 @@ impl JobSpec {
     pub fn from_yaml(source: &str) -> Result<Self, Faults> {
         let file = "resolved spec";
         let root = tree::load(source, file, &|line, column| Origin::At { line, column })
-            .map_err(|fault| Faults(vec![fault]))?;
+            .map_err(|fault| Faults(vec![*fault]))?;
         read(&root, Sink { file: file.to_owned(), faults: Vec::new() }).map(|parsed| parsed.spec)
     }
 }

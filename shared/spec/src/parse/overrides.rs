@@ -27,20 +27,20 @@ impl Override {
         Self { typed: argument.to_owned(), assignment: argument.trim_start_matches("--").to_owned() }
     }
 
-    fn fault(&self, file: &str, key: &str, message: &str) -> Fault {
-        Fault {
+    fn fault(&self, file: &str, key: &str, message: &str) -> Box<Fault> {
+        Box::new(Fault {
             file: file.to_owned(),
             origin: Origin::Override(self.typed.clone()),
             key: key.to_owned(),
             value: None,
             message: message.to_owned(),
             severity: Severity::Error,
-        }
+        })
     }
 }
 
 /// Applies an override: its value is YAML, so `--set optimizer.betas=[0.9,0.95]` works; missing sections are made.
-pub(super) fn apply(root: &mut Node, over: &Override, file: &str) -> Result<(), Fault> {
+pub(super) fn apply(root: &mut Node, over: &Override, file: &str) -> Result<(), Box<Fault>> {
     let Some((key, value)) = over.assignment.split_once('=') else {
         return Err(over.fault(file, "", "must be key=value, for example optimizer.lr=1e-4"));
     };
@@ -49,11 +49,8 @@ pub(super) fn apply(root: &mut Node, over: &Override, file: &str) -> Result<(), 
         return Err(over.fault(file, "", "must begin with a key, for example optimizer.lr=1e-4"));
     }
     let origin = Origin::Override(over.typed.clone());
-    let mut new = tree::load(value, file, &|_, _| origin.clone()).map_err(|fault| Fault {
-        key: key.to_owned(),
-        value: Some(value.to_owned()),
-        ..fault
-    })?;
+    let mut new = tree::load(value, file, &|_, _| origin.clone())
+        .map_err(|fault| Box::new(Fault { key: key.to_owned(), value: Some(value.to_owned()), ..*fault }))?;
     new.origin = origin.clone();
     let mut node = root;
     let mut walked = String::new();

@@ -47,7 +47,7 @@ pub(super) struct Section<'t, 's> {
 const NOTHING: &[Entry] = &[];
 
 impl<'t, 's> Section<'t, 's> {
-    /// A section; what is not a mapping is a fault and reads as empty. Returns whether it was there as a mapping.
+    /// A section; what is not a mapping is a fault and reads as empty.
     pub(super) fn new(sink: &'s mut Sink, path: &str, origin: &Origin, node: Option<&'t Node>) -> Self {
         let (entries, origin) = match node {
             None => (NOTHING, origin.clone()),

@@ -183,6 +183,9 @@ fn validation_datasets(
             },
             None => continue,
         };
+        if entry.node.is_null() {
+            continue;
+        }
         let named = entry.key != VALIDATION;
         if run_name(name.to_owned()).is_err() || (named && name == "default") {
             let message = "must be validation_dataset or validation_dataset_<name>, the name of letters, digits, `.`, `_`, `-` and not \"default\"";

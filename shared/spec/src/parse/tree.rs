@@ -50,7 +50,8 @@ impl Node {
     pub(crate) fn shown(&self) -> String {
         match &self.value {
             Value::Scalar { text, .. } if text.is_empty() => "\"\"".to_owned(),
-            Value::Scalar { text, .. } => cut(text),
+            Value::Scalar { text, plain: true } => cut(text),
+            Value::Scalar { text, plain: false } => format!("\"{}\"", cut(text)),
             Value::List(items) => cut(&format!("[{}]", items.iter().map(Self::shown).collect::<Vec<_>>().join(", "))),
             Value::Map(_) => "a mapping".to_owned(),
         }
@@ -68,8 +69,15 @@ fn cut(text: &str) -> String {
 /// Reads one YAML document.
 ///
 /// `origin` makes the origin of every node from its position, so that overrides, which are YAML too, can name themselves.
-pub(crate) fn load(source: &str, file: &str, origin: &dyn Fn(usize, usize) -> Origin) -> Result<Node, Fault> {
-    let mut loader = Loader { parser: Parser::new_from_str(source), file, origin, anchors: HashMap::new(), nodes: 0 };
+pub(crate) fn load(source: &str, file: &str, origin: &dyn Fn(usize, usize) -> Origin) -> Result<Node, Box<Fault>> {
+    let mut loader = Loader {
+        parser: Parser::new_from_str(source),
+        file,
+        origin,
+        anchors: HashMap::new(),
+        nodes: 0,
+        open: Vec::new(),
+    };
     loader.document()
 }
 
@@ -79,10 +87,12 @@ struct Loader<'a> {
     origin: &'a dyn Fn(usize, usize) -> Origin,
     anchors: HashMap<usize, (Node, usize)>,
     nodes: usize,
+    /// Open collections; with a line when a bracket opened them.
+    open: Vec<Option<usize>>,
 }
 
 impl<'a> Loader<'a> {
-    fn document(&mut self) -> Result<Node, Fault> {
+    fn document(&mut self) -> Result<Node, Box<Fault>> {
         loop {
             let (event, span) = self.next()?;
             match event {
@@ -102,7 +112,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn end(&mut self) -> Result<(), Fault> {
+    fn end(&mut self) -> Result<(), Box<Fault>> {
         loop {
             let (event, span) = self.next()?;
             match event {
@@ -117,20 +127,20 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Fault> {
+    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Box<Fault>> {
         self.count(span, 1)?;
         if depth > MAX_DEPTH {
             return Err(self.fault(span, "nested too deeply for a job spec"));
         }
         let before = self.nodes;
         let origin = self.at(span);
+        if let Event::Scalar(_, _, _, Some(_)) | Event::SequenceStart(_, Some(_)) | Event::MappingStart(_, Some(_)) =
+            event
+        {
+            return Err(self.fault(span, "YAML tags (`!…`) have no meaning in a job spec; write the plain value"));
+        }
         let (value, anchor) = match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                if tag.is_some() {
-                    return Err(
-                        self.fault(span, "YAML tags (`!…`) have no meaning in a job spec; write the plain value")
-                    );
-                }
+            Event::Scalar(text, style, anchor, _) => {
                 (Value::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain }, anchor)
             }
             Event::SequenceStart(anchor, _) => {
@@ -161,7 +171,7 @@ impl<'a> Loader<'a> {
         Ok(node)
     }
 
-    fn entries(&mut self, depth: usize) -> Result<Vec<Entry>, Fault> {
+    fn entries(&mut self, depth: usize) -> Result<Vec<Entry>, Box<Fault>> {
         let mut entries: Vec<Entry> = Vec::new();
         loop {
             let (event, span) = self.next()?;
@@ -186,20 +196,32 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn count(&mut self, span: Span, more: usize) -> Result<(), Fault> {
+    fn count(&mut self, span: Span, more: usize) -> Result<(), Box<Fault>> {
         self.nodes += more;
         if self.nodes > MAX_NODES { Err(self.fault(span, "too many values for a job spec")) } else { Ok(()) }
     }
 
-    fn next(&mut self) -> Result<(Event<'a>, Span), Fault> {
+    fn next(&mut self) -> Result<(Event<'a>, Span), Box<Fault>> {
         match self.parser.next_event() {
-            Some(Ok(event)) => Ok(event),
+            Some(Ok((event, span))) => {
+                match event {
+                    // Indentation opens a collection with no character of its own.
+                    Event::SequenceStart(..) | Event::MappingStart(..) => {
+                        self.open.push((!span.is_empty()).then(|| span.start.line()));
+                    }
+                    Event::SequenceEnd | Event::MappingEnd => drop(self.open.pop()),
+                    _ => {}
+                }
+                Ok((event, span))
+            }
             Some(Err(error)) => {
                 let marker = *error.marker();
-                Err(self.fault(
-                    Span::empty(marker),
-                    &format!("not valid YAML at column {}: {}", marker.col() + 1, error.info()),
-                ))
+                let bracket = match self.open.last() {
+                    Some(Some(line)) => format!("; is the bracket of line {line} closed?"),
+                    _ => String::new(),
+                };
+                let message = format!("not valid YAML at column {}: {}{bracket}", marker.col() + 1, error.info());
+                Err(self.fault(Span::empty(marker), &message))
             }
             None => Ok((Event::StreamEnd, Span::default())),
         }
@@ -209,14 +231,14 @@ impl<'a> Loader<'a> {
         (self.origin)(span.start.line(), span.start.col() + 1)
     }
 
-    fn fault(&self, span: Span, message: &str) -> Fault {
-        Fault {
+    fn fault(&self, span: Span, message: &str) -> Box<Fault> {
+        Box::new(Fault {
             file: self.file.to_owned(),
             origin: self.at(span),
             key: String::new(),
             value: None,
             message: message.to_owned(),
             severity: Severity::Error,
-        }
+        })
     }
 }
