@@ -35,6 +35,8 @@ points! {
     HOLDER_BEAT = "holder.beat";
     /// Writing into `holder.json` that the tenure has ended.
     HOLDER_RELEASE = "holder.release";
+    /// Removing what a killed predecessor left of a rewrite.
+    HOLDER_SWEEP = "holder.sweep";
     /// Making a directory.
     MAKE_DIRECTORY = "directory.make";
     /// Writing a shard, or another file of a checkpoint.

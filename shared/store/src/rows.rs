@@ -155,7 +155,7 @@ impl RowFile {
             }
             offset += line.len();
         }
-        let later = &bytes[offset..self.size as usize];
+        let later = &bytes[offset..(self.size as usize).clamp(offset, bytes.len())];
         if later.is_empty() {
             return Ok(0);
         }
@@ -252,3 +252,7 @@ pub fn parse_rows<T: serde::de::DeserializeOwned>(path: impl AsRef<Path>) -> Res
     };
     read_rows(path, 0)?.lines.into_iter().enumerate().map(parse).collect()
 }
+
+#[cfg(test)]
+#[path = "rows_tests.rs"]
+mod tests;

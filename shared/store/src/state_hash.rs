@@ -195,3 +195,90 @@ pub fn combine<'a>(reports: impl IntoIterator<Item = &'a TensorDigest>) -> Resul
     }
     combiner.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(elements: u64) -> Vec<u8> {
+        (0..elements * 4).map(|i| (i as u8).wrapping_mul(37)).collect()
+    }
+
+    /// The definition, spelled out.
+    fn by_definition(name: &str, shape: &[u64], data: &[u8]) -> String {
+        let mut digests = Vec::new();
+        for block in data.chunks(4096) {
+            digests.extend_from_slice(blake3::hash(block).as_bytes());
+        }
+        let mut record = (name.len() as u32).to_le_bytes().to_vec();
+        record.extend_from_slice(name.as_bytes());
+        record.extend_from_slice(b"\x03\0\0\0F32");
+        record.extend_from_slice(&(shape.len() as u32).to_le_bytes());
+        shape.iter().for_each(|axis| record.extend_from_slice(&axis.to_le_bytes()));
+        record.extend_from_slice(blake3::hash(&digests).as_bytes());
+        blake3::hash(&record).to_hex().to_string()
+    }
+
+    fn piece(whole: &TensorDigest, from: usize, to: usize) -> TensorDigest {
+        TensorDigest { first_block: from as u64, blocks: whole.blocks[from..to].to_vec(), ..whole.clone() }
+    }
+
+    proptest! {
+        /// Any partition into whole blocks, in any order, gives the hash of the definition.
+        #[test]
+        fn the_hash_does_not_depend_on_the_partition(
+            rows in 1u64..40, cuts in prop::collection::btree_set(0usize..20, 0..6), reversed in any::<bool>(),
+        ) {
+            let shape = [rows, 300];
+            let data = bytes(rows * 300);
+            let whole = whole_tensor("model/w", "F32", &shape, &data).unwrap();
+            let count = whole.blocks.len();
+            let mut edges: Vec<usize> = cuts.into_iter().filter(|cut| *cut < count).collect();
+            edges.insert(0, 0);
+            edges.push(count);
+            let mut parts: Vec<_> = edges.windows(2).map(|edge| piece(&whole, edge[0], edge[1])).collect();
+            if reversed {
+                parts.reverse();
+            }
+            prop_assert_eq!(combine(&parts).unwrap(), by_definition("model/w", &shape, &data));
+        }
+
+        /// One changed bit anywhere changes the hash.
+        #[test]
+        fn every_bit_counts(at in 0usize..8000, bit in 0u8..8) {
+            let mut data = bytes(2000);
+            let before = combine([&whole_tensor("w", "F32", &[2000], &data).unwrap()]).unwrap();
+            data[at] ^= 1 << bit;
+            prop_assert_ne!(combine([&whole_tensor("w", "F32", &[2000], &data).unwrap()]).unwrap(), before);
+        }
+    }
+
+    #[test]
+    fn names_shapes_and_order() {
+        let digest = |name: &str, shape: &[u64]| whole_tensor(name, "F32", shape, &bytes(6)).unwrap();
+        let (a, b) = (digest("model/a", &[2, 3]), digest("optim/a", &[6]));
+        assert_eq!(combine([&a, &b]).unwrap(), combine([&b, &a]).unwrap());
+        assert_ne!(combine([&digest("w", &[2, 3])]).unwrap(), combine([&digest("w", &[3, 2])]).unwrap());
+        assert_ne!(combine([&digest("w", &[6])]).unwrap(), combine([&digest("v", &[6])]).unwrap());
+    }
+
+    #[test]
+    fn wrong_reports_are_named() {
+        let whole = whole_tensor("w", "F32", &[5000], &bytes(5000)).unwrap();
+        let fault = |reports: &[TensorDigest]| combine(reports).unwrap_err();
+        let name = || "w".to_owned();
+        assert_eq!(
+            fault(&[piece(&whole, 0, 2), piece(&whole, 3, 5)]),
+            Fault::Missing { name: name(), block: 2, blocks: 5 }
+        );
+        assert_eq!(fault(&[piece(&whole, 0, 3), piece(&whole, 2, 5)]), Fault::Overlap { name: name(), block: 2 });
+        let shifted = TensorDigest { first_block: 1, ..whole.clone() };
+        assert_eq!(fault(&[shifted]), Fault::TooMany { name: name(), blocks: 5, end: 6 });
+        let other = TensorDigest { shape: vec![50, 100], ..whole.clone() };
+        assert!(matches!(fault(&[whole, other]), Fault::Differs { .. }));
+        assert_eq!(block_digests("F32", &[0; 6]), Err(Fault::Bytes { bytes: 6, dtype: "F32".into() }));
+        assert_eq!(block_digests("Q4", &[]), Err(Fault::Dtype("Q4".into())));
+    }
+}

@@ -92,7 +92,7 @@ impl CheckpointStore {
     pub async fn prune(&self, fence: &dyn Fence, keep: Option<usize>, best_metric_key: &str) -> Result<PruneReport> {
         let (first, uncommitted) = self.look_for_prune(keep, best_metric_key).await?;
         fence.pass().await?;
-        let (second, _) = self.look_for_prune(keep, best_metric_key).await?;
+        let (second, still_uncommitted) = self.look_for_prune(keep, best_metric_key).await?;
         let mut report = PruneReport::default();
         for name in first.into_iter().filter(|name| second.contains(name)) {
             fence.pass().await?;
@@ -100,7 +100,7 @@ impl CheckpointStore {
             self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
             report.removed.push(name);
         }
-        for name in uncommitted {
+        for name in uncommitted.into_iter().filter(|name| still_uncommitted.contains(name)) {
             fence.pass().await?;
             self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
             report.swept.push(name);

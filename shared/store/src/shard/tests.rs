@@ -1,1 +1,172 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
 use super::*;
+use crate::checkpoints::CheckpointStore;
+use crate::layout::{CheckpointName, Section, ShardName};
+use crate::manifest::{Manifest, tests::example};
+use crate::state_hash;
+use crate::{Error, Unfenced};
+
+fn view<'a>(name: &'a str, shape: &'a [u64], bytes: &'a [u8]) -> TensorView<'a> {
+    TensorView { name, dtype: "F32", shape, bytes, slice: None }
+}
+
+fn bytes(count: usize, seed: u8) -> Vec<u8> {
+    (0..count * 4).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+fn shard(rank: u32, world_size: u32) -> String {
+    ShardName { section: Section::Model, rank, world_size, generation: 2 }.to_string()
+}
+
+/// Commits a checkpoint of the given files.
+fn commit(root: &Path, step: u64, files: Vec<trainctl_spec::report::ShardFile>) -> CheckpointName {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let draft = Manifest { files, ..example(step, None) };
+    let outcome = runtime.block_on(CheckpointStore::open(root).commit(&Unfenced, draft, "seed: 1\n")).unwrap();
+    outcome.committed().name()
+}
+
+#[test]
+fn the_formats_own_reader_reads_our_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 });
+    let (weights, half) = (bytes(6, 1), bytes(1, 2));
+    let tensors =
+        [TensorView { name: "h", dtype: "BF16", shape: &[2], bytes: &half, slice: None }, view("w", &[2, 3], &weights)];
+    let record = writer.write_safetensors(&shard(0, 1), &tensors, &[("step", "3")]).unwrap();
+    let file = std::fs::read(dir.path().join("epoch_0_step_3").join(&record.path)).unwrap();
+    assert_eq!(record.size, file.len() as u64);
+    assert_eq!(record.blake3, blake3::hash(&file).to_hex().as_str());
+    assert_eq!(record.block_blake3, [record.blake3.clone()]);
+    let read = safetensors::SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(read.tensor("w").unwrap().data(), weights);
+    assert_eq!(read.tensor("w").unwrap().shape(), [2, 3]);
+    assert_eq!(read.tensor("h").unwrap().dtype(), safetensors::Dtype::BF16);
+    let (_, header) = safetensors::SafeTensors::read_metadata(&file).unwrap();
+    assert_eq!(header.metadata().as_ref().unwrap()["step"], "3");
+}
+
+#[test]
+fn blocks_are_hashed_at_8_mib() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 });
+    let content: Vec<u8> = (0..2 * BLOCK_BYTES + 5).map(|i| (i / 1000) as u8).collect();
+    let record = writer.write_bytes("optim/big", &content).unwrap();
+    let expected: Vec<_> = content.chunks(BLOCK_BYTES).map(|b| blake3::hash(b).to_hex().to_string()).collect();
+    assert_eq!(record.block_blake3, expected);
+    assert_eq!(record.blake3, blake3::hash(&content).to_hex().as_str());
+    assert_eq!(writer.write_bytes("optim/empty", &[]).unwrap().block_blake3, Vec::<String>::new());
+}
+
+#[test]
+fn contradictory_views_are_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 });
+    let data = bytes(6, 0);
+    let beyond = Slice { shape: vec![2, 4], offset: vec![0, 2] };
+    for (tensors, what) in [
+        (vec![view("w", &[2, 2], &data)], "needs 16"),
+        (vec![view("w", &[6], &data), view("w", &[6], &data)], "twice"),
+        (vec![TensorView { dtype: "F31", ..view("w", &[6], &data) }], "F31"),
+        (vec![TensorView { slice: Some(beyond), ..view("w", &[2, 3], &data) }], "beyond"),
+    ] {
+        let error = writer.write_safetensors(&shard(0, 1), &tensors, &[]).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_damaged_block_is_noticed_where_it_is_read_and_nowhere_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let writer = ShardWriter::new(root, CheckpointName { epoch: 0, step: 3 });
+    let (a, b) = (bytes(BLOCK_BYTES / 4, 1), bytes(BLOCK_BYTES / 4, 2));
+    let shape = [BLOCK_BYTES as u64 / 4];
+    let record = writer.write_safetensors(&shard(0, 1), &[view("a", &shape, &a), view("b", &shape, &b)], &[]).unwrap();
+    let name = commit(root, 3, vec![record.clone()]);
+    let path = root.join(name.to_string()).join(&record.path);
+    let mut file = std::fs::read(&path).unwrap();
+    let last = file.len() - 1;
+    file[last] ^= 1;
+    std::fs::write(&path, file).unwrap();
+    let mut reader = ShardReader::open(root, name, None).unwrap();
+    let mut out = vec![0; BLOCK_BYTES];
+    reader.read_tensor("model/a", &mut out).unwrap();
+    assert_eq!(out, a);
+    let error = reader.read_tensor("model/b", &mut out).unwrap_err();
+    assert!(matches!(&error, Error::Damaged { reason, .. } if reason.contains("block 2")), "{error}");
+}
+
+#[test]
+fn reading_names_what_does_not_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = CheckpointName { epoch: 0, step: 3 };
+    assert!(matches!(ShardReader::open(dir.path(), name, None), Err(Error::NotCommitted { .. })));
+    let data = bytes(6, 1);
+    let half = TensorView { slice: Some(Slice { shape: vec![12], offset: vec![0] }), ..view("half", &[6], &data) };
+    let writer = ShardWriter::new(dir.path(), name);
+    let record = writer.write_safetensors(&shard(0, 1), &[half], &[]).unwrap();
+    commit(dir.path(), 3, vec![record]);
+    let error = ShardReader::open(dir.path(), name, None).unwrap_err().to_string();
+    assert!(error.contains("6 of 12"), "{error}");
+    let other = ShardReader::open(dir.path(), name, Some("00")).unwrap_err();
+    assert!(matches!(other, Error::OtherManifest { .. }), "C9: exactly the named manifest");
+
+    let name = CheckpointName { epoch: 0, step: 4 };
+    let writer = ShardWriter::new(dir.path(), name);
+    let record = writer.write_safetensors(&shard(0, 1), &[view("w", &[6], &data)], &[]).unwrap();
+    let extra = writer.write_bytes("optim/trainer.json", b"{}").unwrap();
+    commit(dir.path(), 4, vec![record, extra]);
+    let mut reader = ShardReader::open(dir.path(), name, None).unwrap();
+    assert_eq!(reader.read_file("optim/trainer.json").unwrap().as_deref(), Some(&b"{}"[..]));
+    assert_eq!(reader.read_file("optim/other.json").unwrap(), None);
+    assert!(reader.read_tensor("model/x", &mut []).unwrap_err().to_string().contains("not in this checkpoint"));
+    assert!(reader.read_tensor("model/w", &mut [0; 3]).unwrap_err().to_string().contains("24 bytes"));
+    let mut out = [0; 24];
+    reader.read_tensor("model/w", &mut out).unwrap();
+    assert_eq!(out[..], data);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// C8: however a tensor is cut along two axes over ranks, it reads as one, and its state hash is the same.
+    #[test]
+    fn any_cut_reads_back_as_the_whole(
+        shape in prop::array::uniform3(1u64..5), cut_first in 0u64..5, cut_last in 0u64..5, seed in any::<u8>(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let name = CheckpointName { epoch: 0, step: 3 };
+        let writer = ShardWriter::new(dir.path(), name);
+        let [x, y, z] = shape;
+        let whole = bytes((x * y * z) as usize, seed);
+        let (a, c) = (cut_first.min(x), cut_last.min(z));
+        let mut files = Vec::new();
+        for (rank, (xs, zs)) in [(0..a, 0..c), (0..a, c..z), (a..x, 0..c), (a..x, c..z)].into_iter().enumerate() {
+            let mut piece = Vec::new();
+            for i in xs.clone() {
+                for j in 0..y {
+                    for k in zs.clone() {
+                        let at = (((i * y + j) * z + k) * 4) as usize;
+                        piece.extend_from_slice(&whole[at..at + 4]);
+                    }
+                }
+            }
+            let piece_shape = [xs.end - xs.start, y, zs.end - zs.start];
+            let slice = Some(Slice { shape: shape.to_vec(), offset: vec![xs.start, 0, zs.start] });
+            let tensor = TensorView { slice, ..view("w", &piece_shape, &piece) };
+            files.push(writer.write_safetensors(&shard(rank as u32, 4), &[tensor], &[]).unwrap());
+        }
+        commit(dir.path(), 3, files);
+        let mut reader = ShardReader::open(dir.path(), name, None).unwrap();
+        let mut out = vec![0; whole.len()];
+        reader.read_tensor("model/w", &mut out).unwrap();
+        prop_assert_eq!(&out, &whole);
+        let report = state_hash::whole_tensor("model/w", "F32", &shape, &whole).unwrap();
+        prop_assert_eq!(reader.state_hash().unwrap(), state_hash::combine([&report]).unwrap());
+    }
+}

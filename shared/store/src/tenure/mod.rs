@@ -223,6 +223,7 @@ impl Tenure {
                 Decision::Take => {
                     if let Some(term) = numbers.take_term(highest, &info.process).await? {
                         let tenure = Self { io: control, numbers, term, info, beat: 0.into() };
+                        tenure.io.run(|disk| disk.sweep(HOLDER, FailPoint::HOLDER_SWEEP)).await?;
                         tenure.write_holder(false, FailPoint::HOLDER_BEAT).await?;
                         tracing::info!(term = term.0, ?reason, "holds the run directory");
                         return Ok(tenure);
