@@ -4,8 +4,8 @@
 //!
 //! - [`ids`]: job, generation, term, rank, step.
 //! - [`job`]: the spec's sections as types, with their defaults.
-//! - [`parse`]: `job.yaml` with positions, overrides and `${VAR}`; all faults at once ([`fault`]).
-//! - [`resolve`]: absolute paths, inlined model config, defaults that depend on something; [`check`]: rules across keys.
+//! - [`mod@parse`]: `job.yaml` with positions, overrides and `${VAR}`; all faults at once ([`fault`]).
+//! - [`mod@resolve`]: absolute paths, inlined model config, defaults that depend on something; [`mod@check`]: rules across keys.
 //! - [`resume`]: what a resume may change. [`mod@schema`]: JSON Schema of the spec.
 //! - [`model`]: architecture, tensors, FLOPs, memory. [`lr`]: the learning-rate schedule.
 //! - [`report`]: what a rank reports.

@@ -2,7 +2,7 @@
 //! every default that depends on something filled in.
 //!
 //! File contents and facts come through [`Files`], so that this crate does no I/O. Faults are collected, not returned at the
-//! first: a caller adds those of [`crate::check`] and shows all at once (P8).
+//! first: a caller adds those of [`crate::check()`] and shows all at once (P8).
 
 use std::path::{Path, PathBuf};
 

@@ -106,9 +106,9 @@ impl Architecture {
                 Gpt2Config::from_config(config).map(Self::Gpt2)
             }
             (Some("gpt2"), Some(other)) => Err(ConfigError::new("architectures", other, "must be GPT2LMHeadModel")),
-            (Some(other), _) => Err(ConfigError::new("model_type", other, "must be one of gpt2")),
-            (None, Some(other)) => Err(ConfigError::new("architectures", other, "must be one of GPT2LMHeadModel")),
-            (None, None) => Err(ConfigError::missing("model_type", "must be one of gpt2")),
+            (Some(other), _) => Err(ConfigError::new("model_type", other, "must be gpt2")),
+            (None, Some(other)) => Err(ConfigError::new("architectures", other, "must be GPT2LMHeadModel")),
+            (None, None) => Err(ConfigError::missing("model_type", "must be gpt2")),
         }
     }
 

@@ -1,7 +1,7 @@
 //! `job.yaml` as text → [`JobSpec`] with the place of every key, or all faults at once.
 //!
 //! Steps: YAML to a tree with positions, overrides into the tree, `${VAR}` expanded, then section by section. The result is
-//! what was written with defaults that need nothing from outside filled in; [`crate::resolve`] does the rest.
+//! what was written with defaults that need nothing from outside filled in; [`crate::resolve()`] does the rest.
 
 mod overrides;
 mod reader;
