@@ -69,7 +69,9 @@ points! {
     PIN_REMOVE = "pin.remove";
     /// Appending a row.
     ROW_APPEND = "rows.append";
-    /// Cutting a torn tail, or rows of an older tenure.
+    /// Taking over a file of rows.
+    ROW_OPEN = "rows.open";
+    /// Cutting the torn tail of a failed append.
     ROW_REPAIR = "rows.repair";
     /// Moving rows to `abandoned/`.
     ROW_CUT = "rows.cut";

@@ -2,8 +2,8 @@
 //!
 //! Only the coordinator of the highest term writes them. A kill can cut the last row: the next open removes it. Rows of a
 //! file with steps come in step order, and a step that is there already is left out, so that a worker may send its spool
-//! twice. A holder that was frozen and wakes up may append once more to a file that is no longer its own: the holder
-//! notices foreign bytes at its next append and cuts them off.
+//! twice. Opening puts a copy of the whole rows in the file's place: a holder that was frozen and wakes up later still has
+//! the old file open, and appends to one that nobody reads (as with the journal of DESIGN 6).
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -51,7 +51,8 @@ pub struct RowFile {
 }
 
 impl RowFile {
-    /// Opens or makes a file. A last row that is cut off, or is no JSON object of its kind, is removed.
+    /// Takes over a file, or makes it. A last row that is cut off, or is no JSON object, is removed. Whoever had the file
+    /// open before writes to a dead copy from now on; so only the holder of the run directory opens one.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -60,14 +61,16 @@ impl RowFile {
         let name = path.file_name().and_then(|name| name.to_str());
         let key = name.ok_or_else(|| Error::Key { key: path.display().to_string() })?.to_owned();
         let disk = Disk::new(path.parent().unwrap_or(Path::new("")));
+        let old = disk.read(&key)?;
+        let (size, last_step) = valid_prefix(old.as_deref().unwrap_or_default(), order);
+        let repaired = old.as_ref().map_or(0, |bytes| bytes.len() as u64 - size);
+        if let Some(bytes) = &old {
+            disk.put_durable(&key, &bytes[..size as usize], FailPoint::ROW_OPEN)?;
+        }
         let file = disk.open_append(&key)?;
-        let mut rows = Self { disk, key, file, order, size: 0, last_step: None, repaired: 0 };
-        let bytes = rows.read_from(0)?;
-        (rows.size, rows.last_step) = rows.valid_prefix(&bytes);
-        rows.repaired = bytes.len() as u64 - rows.size;
-        if rows.repaired > 0 {
-            rows.disk.truncate(&rows.key, &rows.file, rows.size, FailPoint::ROW_REPAIR)?;
-            tracing::warn!(path = %rows.path().display(), bytes = rows.repaired, "removed a row that was cut off");
+        let rows = Self { disk, key, file, order, size, last_step, repaired };
+        if repaired > 0 {
+            tracing::warn!(path = %rows.path().display(), bytes = repaired, "removed a row that was cut off");
         }
         Ok(rows)
     }
@@ -118,7 +121,7 @@ impl RowFile {
         Ok(Appended::Written)
     }
 
-    /// Cuts off what this holder has not written: the torn tail of a failed append, or a late row of a predecessor.
+    /// Cuts off the torn tail of an append that failed half-way.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -128,7 +131,7 @@ impl RowFile {
             self.size = size;
             return Ok(());
         }
-        tracing::warn!(path = %self.path().display(), bytes = size - self.size, "cuts off rows of an older tenure");
+        tracing::warn!(path = %self.path().display(), bytes = size - self.size, "cuts off a row that was written in part");
         self.disk.truncate(&self.key, &self.file, self.size, FailPoint::ROW_REPAIR)
     }
 
@@ -167,23 +170,6 @@ impl RowFile {
         Ok(later.iter().filter(|byte| **byte == b'\n').count() as u64)
     }
 
-    fn valid_prefix(&self, bytes: &[u8]) -> (u64, Option<u64>) {
-        let mut lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
-        let is_whole = |line: &[u8]| {
-            line.ends_with(b"\n") && serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).is_ok()
-        };
-        // Only the tail can be torn: rows before a whole one were written by calls that returned.
-        while lines.last().is_some_and(|line| !is_whole(line)) {
-            lines.pop();
-        }
-        let size = lines.iter().map(|line| line.len() as u64).sum();
-        let last = match self.order {
-            Order::ByStep => lines.iter().filter_map(|line| step_of(line)).max(),
-            Order::AsAppended => None,
-        };
-        (size, last)
-    }
-
     fn read_from(&mut self, offset: u64) -> Result<Vec<u8>> {
         read_from(&mut self.file, offset).map_err(|e| Error::io("read", self.path(), e))
     }
@@ -191,6 +177,24 @@ impl RowFile {
     fn fault(&self, reason: String) -> Error {
         Error::Row { path: self.path(), reason }
     }
+}
+
+/// Size of the whole rows, and the step of the last one.
+fn valid_prefix(bytes: &[u8], order: Order) -> (u64, Option<u64>) {
+    let mut lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
+    let is_whole = |line: &[u8]| {
+        line.ends_with(b"\n") && serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).is_ok()
+    };
+    // Only the tail can be torn: rows before a whole one were written by calls that returned.
+    while lines.last().is_some_and(|line| !is_whole(line)) {
+        lines.pop();
+    }
+    let size = lines.iter().map(|line| line.len() as u64).sum();
+    let last = match order {
+        Order::ByStep => lines.iter().filter_map(|line| step_of(line)).max(),
+        Order::AsAppended => None,
+    };
+    (size, last)
 }
 
 fn step_of(line: &[u8]) -> Option<u64> {

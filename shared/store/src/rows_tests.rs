@@ -76,13 +76,28 @@ fn later_rows_move_away_and_may_come_again() {
 }
 
 #[test]
-fn late_rows_of_an_older_tenure_are_cut_off() {
+fn a_holder_that_wakes_up_late_writes_to_a_file_that_nobody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut frozen = RowFile::open(training(&dir), Order::ByStep).unwrap();
+    frozen.append(&json!({"step": 0})).unwrap();
+    let mut rows = RowFile::open(training(&dir), Order::ByStep).unwrap();
+    for step in 1..4 {
+        rows.append(&json!({"step": step, "generation": 2})).unwrap();
+    }
+    frozen.append(&json!({"step": 1, "generation": 1})).unwrap();
+    frozen.cut_after(None, dir.path().join("abandoned/late.jsonl")).unwrap();
+    rows.append(&json!({"step": 4, "generation": 2})).unwrap();
+    assert_eq!(steps(&training(&dir)), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_row_written_in_part_is_cut_before_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = RowFile::open(training(&dir), Order::ByStep).unwrap();
     rows.append(&json!({"step": 0})).unwrap();
-    foreign(&training(&dir), "{\"step\":1,\"generation\":1}\n{\"st");
-    rows.append(&json!({"step": 1, "generation": 2})).unwrap();
-    assert_eq!(read_rows(training(&dir), 0).unwrap().lines, ["{\"step\":0}", "{\"step\":1,\"generation\":2}"]);
+    foreign(&training(&dir), "{\"st");
+    rows.append(&json!({"step": 1})).unwrap();
+    assert_eq!(steps(&training(&dir)), [0, 1]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The second implementation of state_hash, in Python over the safetensors files, gives the same hash (DESIGN 14).
 
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
+
 use std::path::Path;
 use std::process::Command;
 

@@ -40,7 +40,7 @@ fn the_formats_own_reader_reads_our_files() {
     let file = std::fs::read(dir.path().join("epoch_0_step_3").join(&record.path)).unwrap();
     assert_eq!(record.size, file.len() as u64);
     assert_eq!(record.blake3, blake3::hash(&file).to_hex().as_str());
-    assert_eq!(record.block_blake3, [record.blake3.clone()]);
+    assert_eq!(record.block_blake3, std::slice::from_ref(&record.blake3));
     let read = safetensors::SafeTensors::deserialize(&file).unwrap();
     assert_eq!(read.tensor("w").unwrap().data(), weights);
     assert_eq!(read.tensor("w").unwrap().shape(), [2, 3]);
