@@ -1,6 +1,7 @@
 //! The one sequence of numbers of a run directory (J2): `control/numbers/00000007.json`, each made by create-if-absent.
 //! A coordinator's start takes one, its term; every formation takes one, the generation.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,7 @@ use trainctl_spec::{Generation, Term};
 
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
-use crate::io::{Created, Io};
+use crate::io::{Created, Disk, Io};
 use crate::wall;
 
 const FOLDER: &str = "numbers";
@@ -77,15 +78,20 @@ impl Entry {
 #[derive(Debug)]
 pub struct Numbers {
     io: Io,
-    /// Everything up to here has been looked at, and `term` is the highest term in it.
-    seen: AtomicU64,
+    seen: Arc<Seen>,
+}
+
+/// Everything up to `number` has been looked at, and `term` is the highest term in it.
+#[derive(Debug, Default)]
+struct Seen {
+    number: AtomicU64,
     term: AtomicU64,
 }
 
 impl Numbers {
     /// The sequence of `control`; nothing is read yet.
     pub fn new(control: Io) -> Self {
-        Self { io: control, seen: AtomicU64::new(0), term: AtomicU64::new(0) }
+        Self { io: control, seen: Arc::default() }
     }
 
     /// All entries, in order.
@@ -109,8 +115,7 @@ impl Numbers {
     /// # Errors
     /// [`Error::Io`].
     pub async fn entry(&self, number: u64) -> Result<Option<Entry>> {
-        let bytes = self.io.read(&key(number)).await?;
-        Ok(bytes.map(|bytes| Entry { number, record: serde_json::from_slice(&bytes).ok() }))
+        self.io.run(move |disk| read_entry(disk, number)).await
     }
 
     /// The highest term, 0 if there is none. Reads only what is new since the last call: cheap enough to be asked
@@ -119,16 +124,16 @@ impl Numbers {
     /// # Errors
     /// [`Error::Io`].
     pub async fn highest_term(&self) -> Result<Term> {
-        let mut next = self.seen.load(Ordering::Acquire) + 1;
-        if next == 1 {
-            // The first look must not walk a long sequence file by file from the bottom if it starts above 1.
-            next = self.first().await?.unwrap_or(1);
-        }
-        while let Some(entry) = self.entry(next).await? {
-            self.note(&entry);
-            next += 1;
-        }
-        Ok(Term(self.term.load(Ordering::Acquire)))
+        let seen = Arc::clone(&self.seen);
+        self.io.run(move |disk| seen.look(disk)).await
+    }
+
+    /// [`Numbers::highest_term`] for code that is not async.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn highest_term_blocking(&self) -> Result<Term> {
+        self.seen.look(self.io.disk())
     }
 
     /// Takes the next number for a generation of `term` (J2: only the highest term may form).
@@ -141,7 +146,7 @@ impl Numbers {
             if highest > term {
                 return Err(Error::Superseded { mine: term.0, theirs: highest.0 });
             }
-            let number = self.seen.load(Ordering::Acquire) + 1;
+            let number = self.seen.number.load(Ordering::Acquire) + 1;
             if self.create(number, Kind::Generation, term.0, taker).await? == Created::New {
                 return Ok(Generation(number));
             }
@@ -157,7 +162,7 @@ impl Numbers {
             if self.highest_term().await? != above {
                 return Ok(None);
             }
-            let number = self.seen.load(Ordering::Acquire) + 1;
+            let number = self.seen.number.load(Ordering::Acquire) + 1;
             if self.create(number, Kind::Term, number, taker).await? == Created::New {
                 return Ok(Some(Term(number)));
             }
@@ -178,21 +183,39 @@ impl Numbers {
             serde_json::to_vec(&record).map_err(|e| Error::io("write", self.io.root().join(key(number)), e.into()))?;
         let created = self.io.create_if_absent(&key(number), bytes, FailPoint::NUMBER_TAKE).await?;
         if created == Created::New {
-            self.note(&Entry { number, record: Some(record) });
+            self.seen.note(&Entry { number, record: Some(record) });
         }
         Ok(created)
+    }
+}
+
+impl Seen {
+    /// Looks from the last seen number upward.
+    fn look(&self, disk: &Disk) -> Result<Term> {
+        let mut next = self.number.load(Ordering::Acquire) + 1;
+        if next == 1 {
+            // The sequence of a copied directory may start above 1.
+            let files = disk.list(FOLDER)?;
+            next = files.iter().find_map(|file| parse_name(&file.name)).unwrap_or(1);
+        }
+        while let Some(entry) = read_entry(disk, next)? {
+            self.note(&entry);
+            next += 1;
+        }
+        Ok(Term(self.term.load(Ordering::Acquire)))
     }
 
     fn note(&self, entry: &Entry) {
         if entry.is_term() {
             self.term.fetch_max(entry.number, Ordering::AcqRel);
         }
-        self.seen.fetch_max(entry.number, Ordering::AcqRel);
+        self.number.fetch_max(entry.number, Ordering::AcqRel);
     }
+}
 
-    async fn first(&self) -> Result<Option<u64>> {
-        Ok(self.io.list(FOLDER).await?.iter().find_map(|file| parse_name(&file.name)))
-    }
+fn read_entry(disk: &Disk, number: u64) -> Result<Option<Entry>> {
+    let bytes = disk.read(&key(number))?;
+    Ok(bytes.map(|bytes| Entry { number, record: serde_json::from_slice(&bytes).ok() }))
 }
 
 fn key(number: u64) -> String {

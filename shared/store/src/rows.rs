@@ -3,17 +3,20 @@
 //! Only the coordinator of the highest term writes them. A kill can cut the last row: the next open removes it. Rows of a
 //! file with steps come in step order, and a step that is there already is left out, so that a worker may send its spool
 //! twice. Opening puts a copy of the whole rows in the file's place: a holder that was frozen and wakes up later still has
-//! the old file open, and appends to one that nobody reads (as with the journal of DESIGN 6).
+//! the old file open, and appends to one that nobody reads (as with the journal of DESIGN 6). Opening passes the fence, and
+//! a holder whose file was replaced nevertheless notices at its next append, passes the fence and takes it back.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::Disk;
+use crate::tenure::{Fence, Unfenced};
 
 /// Whether rows have a step that orders them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,7 @@ pub struct RowFile {
     disk: Disk,
     key: String,
     file: File,
+    fence: Arc<dyn Fence>,
     order: Order,
     size: u64,
     last_step: Option<u64>,
@@ -51,12 +55,20 @@ pub struct RowFile {
 }
 
 impl RowFile {
-    /// Takes over a file, or makes it. A last row that is cut off, or is no JSON object, is removed. Whoever had the file
-    /// open before writes to a dead copy from now on; so only the holder of the run directory opens one.
+    /// [`RowFile::open_fenced`] for files that no coordinator holds.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn open(path: impl AsRef<Path>, order: Order) -> Result<Self> {
+        Self::open_fenced(path, order, Arc::new(Unfenced))
+    }
+
+    /// Takes over a file, or makes it. A last row that is cut off, or is no JSON object, is removed. Whoever had the file
+    /// open before writes to a dead copy from now on.
+    ///
+    /// # Errors
+    /// [`Error::Superseded`] from the fence, [`Error::Io`].
+    pub fn open_fenced(path: impl AsRef<Path>, order: Order, fence: Arc<dyn Fence>) -> Result<Self> {
         let path = path.as_ref();
         let name = path.file_name().and_then(|name| name.to_str());
         let key = name.ok_or_else(|| Error::Key { key: path.display().to_string() })?.to_owned();
@@ -64,11 +76,12 @@ impl RowFile {
         let old = disk.read(&key)?;
         let (size, last_step) = valid_prefix(old.as_deref().unwrap_or_default(), order);
         let repaired = old.as_ref().map_or(0, |bytes| bytes.len() as u64 - size);
+        fence.pass_blocking()?;
         if let Some(bytes) = &old {
             disk.put_durable(&key, &bytes[..size as usize], FailPoint::ROW_OPEN)?;
         }
         let file = disk.open_append(&key)?;
-        let rows = Self { disk, key, file, order, size, last_step, repaired };
+        let rows = Self { disk, key, file, fence, order, size, last_step, repaired };
         if repaired > 0 {
             tracing::warn!(path = %rows.path().display(), bytes = repaired, "removed a row that was cut off");
         }
@@ -98,8 +111,9 @@ impl RowFile {
     /// Adds a row with one write call. A row of a step that is there already changes nothing.
     ///
     /// # Errors
-    /// [`Error::Row`] if it has no step although rows have one, or no JSON form; [`Error::Io`], after which the file is
-    /// as before or has a torn tail that the next append removes.
+    /// [`Error::Row`] if it has no step although rows have one, or no JSON form; [`Error::Superseded`] if a higher term has
+    /// taken over the file; [`Error::Io`], after which the file is as before or has a torn tail that the next append
+    /// removes.
     pub fn append<T: Serialize>(&mut self, row: &T) -> Result<Appended> {
         let mut line = serde_json::to_string(row).map_err(|e| self.fault(format!("the row has no JSON form: {e}")))?;
         let step = match self.order {
@@ -110,6 +124,10 @@ impl RowFile {
                 Some(step)
             }
         };
+        if !self.disk.is_same_file(&self.key, &self.file)? {
+            tracing::warn!(path = %self.path().display(), "the file was replaced; takes it back");
+            *self = Self::open_fenced(self.path(), self.order, Arc::clone(&self.fence))?;
+        }
         if step.is_some() && step <= self.last_step {
             return Ok(Appended::Ignored);
         }
@@ -147,8 +165,9 @@ impl RowFile {
     /// again. Returns how many moved. They are durable there before they leave here; a kill in between leaves them in both.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Superseded`] from the fence, [`Error::Io`].
     pub fn cut_after(&mut self, step: Option<u64>, abandoned: impl AsRef<Path>) -> Result<u64> {
+        self.fence.pass_blocking()?;
         let bytes = self.read_from(0)?;
         let (mut offset, mut last) = (0, None);
         for line in bytes[..(self.size as usize).min(bytes.len())].split_inclusive(|byte| *byte == b'\n') {

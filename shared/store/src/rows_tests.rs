@@ -75,19 +75,52 @@ fn later_rows_move_away_and_may_come_again() {
     assert_eq!(rows.append(&json!({"step": 0})).unwrap(), Appended::Written);
 }
 
+#[derive(Debug)]
+struct Gate(std::sync::atomic::AtomicBool);
+
+#[async_trait::async_trait]
+impl Fence for Gate {
+    async fn pass(&self) -> Result<()> {
+        self.pass_blocking()
+    }
+
+    fn pass_blocking(&self) -> Result<()> {
+        match self.0.load(std::sync::atomic::Ordering::SeqCst) {
+            true => Ok(()),
+            false => Err(Error::Superseded { mine: 1, theirs: 2 }),
+        }
+    }
+}
+
 #[test]
-fn a_holder_that_wakes_up_late_writes_to_a_file_that_nobody_reads() {
+fn a_holder_that_wakes_up_late_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let mut frozen = RowFile::open(training(&dir), Order::ByStep).unwrap();
+    let gate = Arc::new(Gate(true.into()));
+    let mut frozen = RowFile::open_fenced(training(&dir), Order::ByStep, Arc::clone(&gate) as _).unwrap();
     frozen.append(&json!({"step": 0})).unwrap();
     let mut rows = RowFile::open(training(&dir), Order::ByStep).unwrap();
+    gate.0.store(false, std::sync::atomic::Ordering::SeqCst);
     for step in 1..4 {
         rows.append(&json!({"step": step, "generation": 2})).unwrap();
     }
-    frozen.append(&json!({"step": 1, "generation": 1})).unwrap();
-    frozen.cut_after(None, dir.path().join("abandoned/late.jsonl")).unwrap();
+    assert!(matches!(frozen.append(&json!({"step": 1})), Err(Error::Superseded { .. })), "J2");
+    assert!(frozen.cut_after(None, dir.path().join("abandoned/late.jsonl")).is_err());
+    assert!(RowFile::open_fenced(training(&dir), Order::ByStep, gate).is_err());
     rows.append(&json!({"step": 4, "generation": 2})).unwrap();
     assert_eq!(steps(&training(&dir)), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_holder_whose_file_was_replaced_takes_it_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rows = RowFile::open(training(&dir), Order::ByStep).unwrap();
+    rows.append(&json!({"step": 0})).unwrap();
+    RowFile::open(training(&dir), Order::ByStep).unwrap();
+    rows.append(&json!({"step": 1})).unwrap();
+    assert_eq!(steps(&training(&dir)), [0, 1]);
+    std::fs::remove_file(training(&dir)).unwrap();
+    rows.append(&json!({"step": 2})).unwrap();
+    assert_eq!(steps(&training(&dir)), [2], "a deleted file is made again");
 }
 
 #[test]

@@ -59,17 +59,18 @@ async fn coordinate(dir: &Path, faults: &Arc<Faults>, others_live: bool) -> Resu
         look_every: Duration::from_millis(10),
         patience: Duration::from_secs(20),
     };
-    let tenure = Tenure::acquire(control, info, &Host { others_live }, &TokioClock::default(), &policy).await?;
-    store.repair_pointers(&tenure, "default").await?;
+    let host = Host { others_live };
+    let tenure = Arc::new(Tenure::acquire(control, info, &host, &TokioClock::default(), &policy).await?);
+    store.repair_pointers(&*tenure, "default").await?;
     let generation = tenure.take_generation().await?.0;
     let start = match store.resolve(Selector::Latest, &ResolveOptions::default()).await {
         Ok(resolved) => Some(resolved.checkpoint.manifest.step),
         Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { .. }) => None,
         Err(e) => return Err(e.into()),
     };
-    store.retire_after(&tenure, start, generation, "default").await?;
-    store.prune(&tenure, Some(1), "default").await?;
-    let mut rows = RowFile::open(run.training_rows(), Order::ByStep)?;
+    store.retire_after(&*tenure, start, generation, "default").await?;
+    store.prune(&*tenure, Some(1), "default").await?;
+    let mut rows = RowFile::open_fenced(run.training_rows(), Order::ByStep, Arc::clone(&tenure) as _)?;
     rows.cut_after(start, run.abandoned(generation).join("training.jsonl"))?;
     for step in start.map_or(0, |step| step + 1)..STEPS {
         rows.append(&serde_json::json!({"step": step}))?;
@@ -82,9 +83,9 @@ async fn coordinate(dir: &Path, faults: &Arc<Faults>, others_live: bool) -> Resu
         }
         let hash = state_hash::combine(&digests)?;
         let draft = draft(name, generation, tenure.term().0, hash, files);
-        store.commit(&tenure, draft, "seed: 1\n").await?;
-        store.repair_pointers(&tenure, "default").await?;
-        store.prune(&tenure, Some(1), "default").await?;
+        store.commit(&*tenure, draft, "seed: 1\n").await?;
+        store.repair_pointers(&*tenure, "default").await?;
+        store.prune(&*tenure, Some(1), "default").await?;
         tenure.beat().await?;
     }
     tenure.release().await?;

@@ -48,11 +48,16 @@ async fn latest(store: &CheckpointStore, allow_older: bool) -> Result<Resolved, 
 }
 
 /// A fence that is passed a number of times, then closed: a higher term appeared in between.
+#[derive(Debug)]
 struct ClosesAfter(std::sync::atomic::AtomicU64);
 
 #[async_trait::async_trait]
 impl Fence for ClosesAfter {
     async fn pass(&self) -> Result<()> {
+        self.pass_blocking()
+    }
+
+    fn pass_blocking(&self) -> Result<()> {
         let left = self.0.fetch_update(std::sync::atomic::Ordering::SeqCst, std::sync::atomic::Ordering::SeqCst, |n| {
             n.checked_sub(1)
         });

@@ -60,7 +60,9 @@ impl Disk {
 
     /// The same with given faults.
     pub fn with_faults(root: impl Into<PathBuf>, faults: Arc<Faults>) -> Self {
-        Self { root: root.into(), faults }
+        let root: PathBuf = root.into();
+        let root = if root.as_os_str().is_empty() { PathBuf::from(".") } else { root };
+        Self { root, faults }
     }
 
     /// The directory.
@@ -321,6 +323,14 @@ impl Disk {
         self.make_parent(key)?;
         let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
         file.map_err(|e| Error::io("open", &path, e))
+    }
+
+    /// Whether `key` still names the open file.
+    pub(crate) fn is_same_file(&self, key: &str, file: &File) -> Result<bool> {
+        let path = self.path(key)?;
+        let open = file.metadata().map_err(|e| Error::io("look at", &path, e))?;
+        let named = absent_is_none(fs::metadata(&path), "look at", &path)?;
+        Ok(named.is_some_and(|named| named.ino() == open.ino() && named.dev() == open.dev()))
     }
 
     /// Appends with one write call; a short write is an error and leaves a torn tail, which the next open repairs.

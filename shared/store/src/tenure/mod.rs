@@ -75,12 +75,18 @@ pub enum Standing {
 
 /// A look for a higher term directly before a change (J2). What the store changes it changes under one of these.
 #[async_trait]
-pub trait Fence: Send + Sync {
+pub trait Fence: Send + Sync + std::fmt::Debug {
     /// `Ok` if the caller may still change things.
     ///
     /// # Errors
     /// [`Error::Superseded`] if it may not; [`Error::Io`] if that cannot be known.
     async fn pass(&self) -> Result<()>;
+
+    /// The same for code that is not async.
+    ///
+    /// # Errors
+    /// As [`Fence::pass`].
+    fn pass_blocking(&self) -> Result<()>;
 }
 
 /// For directories that no coordinator holds: copies, exports, tests.
@@ -90,6 +96,10 @@ pub struct Unfenced;
 #[async_trait]
 impl Fence for Unfenced {
     async fn pass(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn pass_blocking(&self) -> Result<()> {
         Ok(())
     }
 }
@@ -310,6 +320,13 @@ impl Tenure {
         Ok(standing)
     }
 
+    fn admit(&self, highest: Term) -> Result<()> {
+        if highest == self.term {
+            return Ok(());
+        }
+        Err(Error::Superseded { mine: self.term.0, theirs: highest.0 })
+    }
+
     async fn write_holder(&self, released: bool, point: FailPoint) -> Result<()> {
         let beat = self.beat.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let holder = Holder { term: self.term.0, info: self.info.clone(), beat, released, at: wall::now() };
@@ -322,10 +339,11 @@ impl Tenure {
 #[async_trait]
 impl Fence for Tenure {
     async fn pass(&self) -> Result<()> {
-        match self.check().await? {
-            Standing::Mine => Ok(()),
-            Standing::Superseded { term } => Err(Error::Superseded { mine: self.term.0, theirs: term.0 }),
-        }
+        self.admit(self.numbers.highest_term().await?)
+    }
+
+    fn pass_blocking(&self) -> Result<()> {
+        self.admit(self.numbers.highest_term_blocking()?)
     }
 }
 
