@@ -1,0 +1,105 @@
+//! A connection to a coordinator, and what its answers mean for the exit code.
+
+use clap::Args;
+use tonic::{Code, Status};
+use trainctl_proto::v1;
+use trainctl_proto::v1::jobs_client::JobsClient;
+use trainctl_runtime::auth;
+use trainctl_runtime::endpoint::{self, Endpoint, Located};
+use trainctl_runtime::rpc::{self, AuthedChannel};
+
+use crate::exit::{Exit, Failure};
+
+/// Which coordinator to ask.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct CoordinatorArgs {
+    /// Control or run directory, endpoint.json, or host:port of the coordinator; default: $TRAINCTL_COORDINATOR,
+    /// ./control/endpoint.json, then the user's state directory
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) coordinator: Option<String>,
+}
+
+/// A client of the Jobs service.
+pub(crate) type Client = JobsClient<AuthedChannel>;
+
+impl CoordinatorArgs {
+    /// Finds a coordinator and dials it.
+    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
+        let located = self.locate()?;
+        connect(&located).await
+    }
+
+    /// Finds a coordinator's endpoint file.
+    pub(crate) fn locate(&self) -> Result<Located, Failure> {
+        endpoint::locate(self.coordinator.as_deref()).map_err(|error| Failure::unreachable(error.to_string()))
+    }
+}
+
+/// Dials a coordinator that was found.
+pub(crate) async fn connect(located: &Located) -> Result<Client, Failure> {
+    let token = owner_token(located)?;
+    let channel = rpc::connect(&located.endpoint, &token).await.map_err(|error| {
+        let started = process(&located.endpoint);
+        Failure::unreachable(format!("{error}; {} names it{started}", located.dir.join(endpoint::FILE_NAME).display()))
+    })?;
+    Ok(client(channel))
+}
+
+/// Wraps a channel.
+pub(crate) fn client(channel: AuthedChannel) -> Client {
+    JobsClient::new(channel)
+        .max_decoding_message_size(rpc::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(rpc::MAX_MESSAGE_BYTES)
+}
+
+fn process(endpoint: &Endpoint) -> String {
+    if endpoint.pid == 0 { String::new() } else { format!(" (pid {} on {})", endpoint.pid, endpoint.host) }
+}
+
+/// The owner's token lies beside the endpoint file, or in the state directory that it names.
+fn owner_token(located: &Located) -> Result<String, Failure> {
+    let places = [Some(located.dir.clone()), located.endpoint.state_dir.clone()];
+    let mut reasons = Vec::new();
+    for place in places.into_iter().flatten() {
+        match auth::read_owner(&place) {
+            Ok(token) => return Ok(token),
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    reasons.dedup();
+    let reasons = reasons.join("; ");
+    Err(Failure::usage(format!("no token for the coordinator: {reasons}; only the person who started it may use it")))
+}
+
+/// What an answer of the coordinator means.
+pub(crate) fn failure(status: &Status) -> Failure {
+    let exit = match status.code() {
+        Code::NotFound
+        | Code::InvalidArgument
+        | Code::FailedPrecondition
+        | Code::Unauthenticated
+        | Code::PermissionDenied => Exit::Usage,
+        Code::AlreadyExists | Code::Unavailable | Code::DeadlineExceeded => Exit::Unreachable,
+        _ => Exit::Internal,
+    };
+    let message = if is_away(status) {
+        format!("the coordinator went away: {}", status.message())
+    } else {
+        status.message().to_owned()
+    };
+    Failure { exit, message }
+}
+
+/// Whether a call failed because the coordinator is away, so that it is worth another try.
+pub(crate) fn is_away(status: &Status) -> bool {
+    // tonic reports a connection that broke in mid-call as Unknown ("transport error", h2 errors) or Cancelled.
+    let is_transport = std::error::Error::source(status).is_some();
+    matches!(status.code(), Code::Unavailable)
+        || (is_transport && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal))
+}
+
+/// The job that a person means: an id, or "" for the latest.
+pub(crate) async fn get_job(client: &mut Client, id: Option<&str>) -> Result<v1::Job, Failure> {
+    let request = v1::GetRequest { job: id.unwrap_or_default().to_owned() };
+    client.get(request).await.map(tonic::Response::into_inner).map_err(|status| failure(&status))
+}

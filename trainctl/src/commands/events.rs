@@ -1,0 +1,81 @@
+//! `trainctl events`
+
+use clap::Args;
+use futures::StreamExt;
+use serde_json::Value;
+use trainctl_proto::v1;
+use trainctl_store::RunDir;
+use trainctl_store::rows::read_rows;
+
+use super::JobArgs;
+use crate::client;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::{OutputArgs, line};
+
+/// Print what happened to a job: generations, exits, checkpoints, pointers
+///
+/// A run directory is read from its files, so that this works without a coordinator.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  trainctl events runs/gpt2-124m --output json | jq 'select(.kind == \"trainer_exited\")'"
+)]
+pub(super) struct Events {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Events {
+    pub(super) async fn run(self) -> Outcome {
+        if let Some(run_dir) = self.job.run_dir() {
+            let rows =
+                read_rows(RunDir::new(run_dir).events(), 0).map_err(|error| Failure::internal(error.to_string()))?;
+            for row in rows.lines {
+                self.print(&row)?;
+            }
+            return Ok(Exit::Ok);
+        }
+        let (mut client, job) = self.job.connect().await?;
+        let request = v1::WatchRequest { job, from_start: true, once: true };
+        let mut stream = client.watch(request).await.map_err(|status| client::failure(&status))?.into_inner();
+        while let Some(event) = stream.next().await {
+            if let Some(v1::watch_event::Kind::EventJson(row)) = event.map_err(|status| client::failure(&status))?.kind
+            {
+                self.print(&row)?;
+            }
+        }
+        Ok(Exit::Ok)
+    }
+
+    fn print(&self, row: &str) -> Result<(), Failure> {
+        if self.output.is_json() { line(row.trim_end()) } else { line(&readable(row)) }
+    }
+}
+
+/// `2026-11-29T22:31:14.123Z  g7  trainer_exited  rank=1 step=12 class=…`
+fn readable(row: &str) -> String {
+    let Ok(Value::Object(event)) = serde_json::from_str(row) else { return row.to_owned() };
+    let text = |key: &str| event.get(key).map(plain).unwrap_or_default();
+    let rest = event
+        .iter()
+        .filter(|(key, value)| !matches!(key.as_str(), "ts" | "kind" | "job" | "generation") && !value.is_null());
+    let rest: Vec<String> = rest.map(|(key, value)| format!("{key}={}", plain(value))).collect();
+    format!("{}  g{:<4} {:<22} {}", text("ts"), text("generation"), text("kind"), rest.join(" ")).trim_end().to_owned()
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_reads_from_left_to_right_and_a_strange_one_stays() {
+        let row = r#"{"ts":"T","kind":"trainer_exited","job":"a","generation":7,"rank":1,"class":"lost","step":null}"#;
+        assert_eq!(readable(row), "T  g7    trainer_exited         rank=1 class=lost");
+        assert_eq!(readable("torn {"), "torn {");
+    }
+}

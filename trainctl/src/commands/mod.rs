@@ -1,0 +1,127 @@
+//! One file per verb.
+
+mod cancel;
+mod checkpoints;
+mod coordinator;
+mod data;
+mod events;
+mod list;
+mod logs;
+mod metrics;
+mod resume;
+mod run;
+mod status;
+pub(crate) mod submission;
+mod submit;
+mod validate;
+mod worker;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::client::{self, Client, CoordinatorArgs};
+use crate::exit::{Failure, Outcome};
+
+/// Trains language models and keeps the run alive.
+#[derive(Debug, Parser)]
+#[command(name = "trainctl", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    after_help = "Examples:\n  trainctl run job.yaml                 train on this machine\n  trainctl submit job.yaml --follow     train on a running coordinator\n  trainctl resume --from LATEST         go on after a stop\n\nExit codes: 0 ok, 1 the job failed, 2 internal error, 64 usage or bad spec, 69 no coordinator or a live holder, 75 queue again"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Validate(validate::Validate),
+    Run(run::Run),
+    Coordinator(coordinator::Coordinator),
+    Worker(worker::Worker),
+    Submit(submit::Submit),
+    List(list::List),
+    Status(status::Status),
+    Cancel(cancel::Cancel),
+    Logs(logs::Logs),
+    Metrics(metrics::Metrics),
+    Events(events::Events),
+    Resume(resume::Resume),
+    Checkpoints(checkpoints::Checkpoints),
+    Data(data::Data),
+}
+
+impl Cli {
+    /// Whether the command supervises daemons, whose troubles a person should see.
+    pub(crate) fn is_attached(&self) -> bool {
+        matches!(self.command, Command::Run(_) | Command::Resume(_))
+    }
+
+    /// Runs the verb.
+    pub(crate) async fn run(self) -> Outcome {
+        match self.command {
+            Command::Validate(verb) => verb.run(),
+            Command::Run(verb) => verb.run().await,
+            Command::Coordinator(verb) => verb.run(),
+            Command::Worker(verb) => verb.run(),
+            Command::Submit(verb) => verb.run().await,
+            Command::List(verb) => verb.run().await,
+            Command::Status(verb) => verb.run().await,
+            Command::Cancel(verb) => verb.run().await,
+            Command::Logs(verb) => verb.run().await,
+            Command::Metrics(verb) => verb.run().await,
+            Command::Events(verb) => verb.run().await,
+            Command::Resume(verb) => verb.run().await,
+            Command::Checkpoints(verb) => verb.run().await,
+            Command::Data(verb) => verb.run(),
+        }
+    }
+}
+
+/// Which job: an id, a run directory, or nothing for the coordinator's latest.
+#[derive(Debug, Args)]
+struct JobArgs {
+    /// Job id or run directory; default: the run in the current folder, else the coordinator's latest job
+    job: Option<String>,
+    #[command(flatten)]
+    coordinator: CoordinatorArgs,
+}
+
+impl JobArgs {
+    /// The run directory, when that is what was named (or nothing was and the current folder is one).
+    fn run_dir(&self) -> Option<PathBuf> {
+        match &self.job {
+            Some(job) => Some(PathBuf::from(job)).filter(|path| path.is_dir()),
+            None if self.coordinator.coordinator.is_some() => None,
+            None => Some(PathBuf::from(".")).filter(|path| path.join("control").is_dir()),
+        }
+    }
+
+    /// Dials the coordinator and gives the job's id ("" = latest). A run directory names its coordinator.
+    async fn connect(&self) -> Result<(Client, String), Failure> {
+        match self.run_dir() {
+            Some(run_dir) if self.coordinator.coordinator.is_none() => {
+                let coordinator = CoordinatorArgs { coordinator: Some(run_dir.to_string_lossy().into_owned()) };
+                let mut client = coordinator.connect().await?;
+                let job = latest_in(&mut client, &run_dir).await?;
+                Ok((client, job))
+            }
+            _ => Ok((self.coordinator.connect().await?, self.job.clone().unwrap_or_default())),
+        }
+    }
+}
+
+/// The newest job of a run directory.
+async fn latest_in(client: &mut Client, run_dir: &std::path::Path) -> Result<String, Failure> {
+    let run_dir = std::fs::canonicalize(run_dir)?;
+    let jobs = client.list(trainctl_proto::v1::ListRequest {}).await.map_err(|status| client::failure(&status))?;
+    let same = |job: &&trainctl_proto::v1::Job| std::fs::canonicalize(&job.run_dir).is_ok_and(|dir| dir == run_dir);
+    let newest = jobs.get_ref().jobs.iter().filter(same).max_by_key(|job| job.submitted_at_ms);
+    newest.map(|job| job.id.clone()).ok_or_else(|| {
+        Failure::usage(format!(
+            "the coordinator knows no job in {}; `trainctl list` shows what it knows",
+            run_dir.display()
+        ))
+    })
+}

@@ -1,0 +1,166 @@
+//! How a running job is shown: a bar on a terminal, plain lines elsewhere. Both go to stderr.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
+use trainctl_proto::v1;
+
+use crate::output::{note, people, steps};
+use crate::view::{phase_name, rate, stop_at, train_line, validation_line};
+
+/// Plain lines come at most so often; the last row always comes.
+const PLAIN_EVERY: Duration = Duration::from_secs(1);
+
+/// The display of one job.
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+    total: u64,
+    last_plain: Option<Instant>,
+    held_back: Option<v1::TrainRow>,
+    last_phase: Option<(v1::JobPhase, String)>,
+    started: bool,
+}
+
+impl Progress {
+    /// A bar when stderr is a terminal.
+    pub(crate) fn new() -> Self {
+        Self {
+            bar: std::io::stderr().is_terminal().then(new_bar),
+            total: 0,
+            last_plain: None,
+            held_back: None,
+            last_phase: None,
+            started: false,
+        }
+    }
+
+    /// A line that stays.
+    pub(crate) fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| note(text)),
+            None => note(text),
+        }
+    }
+
+    /// The job's state.
+    pub(crate) fn job(&mut self, job: &v1::Job) {
+        self.total = stop_at(job);
+        let shown = (job.phase(), job.reason.clone());
+        let changed = self.last_phase.as_ref() != Some(&shown);
+        if let Some(bar) = &self.bar {
+            bar.set_length(self.total);
+            if !self.started || job.steps_done < bar.position() {
+                bar.set_position(job.steps_done);
+                // The estimate starts where this run starts, not at step 0.
+                bar.reset_eta();
+                self.started = true;
+            }
+            if job.phase() != v1::JobPhase::Running {
+                bar.set_message(state_text(job));
+            }
+        } else if changed && job.phase() != v1::JobPhase::Running {
+            note(&state_text(job));
+        }
+        self.last_phase = Some(shown);
+    }
+
+    /// A training row.
+    pub(crate) fn train(&mut self, row: v1::TrainRow) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(row.step + 1);
+                bar.set_message(format!("loss {:.4}  lr {:.2e}  {} tokens/s", row.loss, row.lr, rate(row.tps)));
+            }
+            None if self.last_plain.is_none_or(|at| at.elapsed() >= PLAIN_EVERY) => {
+                note(&train_line(&row, self.total));
+                self.last_plain = Some(Instant::now());
+                self.held_back = None;
+            }
+            None => self.held_back = Some(row),
+        }
+    }
+
+    /// A validation row.
+    pub(crate) fn validation(&mut self, row: &v1::ValidationRow) {
+        self.flush();
+        self.say(&validation_line(row));
+    }
+
+    /// One line of events.jsonl.
+    pub(crate) fn event(&mut self, json: &str) {
+        if let Some(text) = serde_json::from_str(json).ok().as_ref().and_then(event_text) {
+            self.flush();
+            self.say(&text);
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Some(row) = self.held_back.take() {
+            note(&train_line(&row, self.total));
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&mut self) {
+        self.flush();
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+        }
+    }
+}
+
+fn new_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let template = "{bar:24} {human_pos}/{human_len} steps  {msg}  ETA {eta}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message("starting");
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
+fn state_text(job: &v1::Job) -> String {
+    let phase = phase_name(job.phase());
+    if job.reason.is_empty() { phase.to_owned() } else { format!("{phase}: {}", job.reason) }
+}
+
+/// The events that a person who watches wants to see. The rest is in `trainctl events`.
+fn event_text(event: &Value) -> Option<String> {
+    let number = |key: &str| event.get(key).and_then(Value::as_u64);
+    let text = |key: &str| event.get(key).and_then(Value::as_str);
+    match text("kind")? {
+        "checkpoint_committed" => {
+            let step = number("step")?;
+            let name = text("checkpoint")
+                .or_else(|| text("name"))
+                .map_or_else(|| format!("epoch_0_step_{step}"), str::to_owned);
+            Some(format!("checkpoint {name} (after {})", steps(step + 1)))
+        }
+        "trainer_exited" => {
+            let how = text("message").or_else(|| text("reason")).or_else(|| text("class")).unwrap_or("ended");
+            (!matches!(how, "finished" | "stopped by its worker"))
+                .then(|| format!("rank {}: {how}", number("rank").unwrap_or(0)))
+        }
+        "generation_formed" => Some(format!("generation {} is formed", people(number("generation")?))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_told_with_steps_as_people_count() {
+        let told = |json: &str| event_text(&serde_json::from_str(json).expect("JSON"));
+        let committed = told(r#"{"kind":"checkpoint_committed","step":999,"name":"epoch_0_step_999"}"#);
+        assert_eq!(committed.as_deref(), Some("checkpoint epoch_0_step_999 (after 1,000 steps)"));
+        assert_eq!(told(r#"{"kind":"pointer_moved"}"#), None);
+        assert_eq!(told(r#"{"step":1}"#), None);
+        let killed = told(r#"{"kind":"trainer_exited","rank":1,"class":"killed by signal 9 (SIGKILL)"}"#);
+        assert_eq!(killed.as_deref(), Some("rank 1: killed by signal 9 (SIGKILL)"));
+    }
+}
