@@ -88,11 +88,13 @@ pub fn decide_takeover(view: &View, policy: &Policy) -> (Decision, Reason) {
     if current.is_some_and(|holder| holder.released) {
         return (Decision::Take, Reason::Released);
     }
-    if view.taker_gone {
-        return (Decision::Take, Reason::ProcessGone);
-    }
     if view.answers == Some(true) {
         return (Decision::Refuse, Reason::Answers);
+    }
+    if view.taker_gone {
+        // A dead process refuses connections at once; one that answers lives in another pid namespace of this host.
+        let decision = if view.answers.is_none() { Decision::Probe } else { Decision::Take };
+        return (decision, Reason::ProcessGone);
     }
     if view.same_for >= policy.lease {
         return match view.answers {

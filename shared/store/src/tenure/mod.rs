@@ -138,7 +138,7 @@ impl Clock for TokioClock {
 #[async_trait]
 pub trait Probe: Send + Sync {
     /// Whether the holder answers at one of its addresses **with its incarnation** (a frozen process still accepts
-    /// connections, and a port may have a new owner). Must end within a few seconds.
+    /// connections, and a port may have a new owner). Must end within a few seconds, and at once when refused.
     async fn answers(&self, holder: &Holder) -> bool;
 
     /// Whether this host's process `pid` with that start time is alive. Asked only if the boot ids are equal.
@@ -180,7 +180,14 @@ pub struct Tenure {
     numbers: Numbers,
     term: Term,
     info: HolderInfo,
-    beat: std::sync::atomic::AtomicU64,
+    written: tokio::sync::Mutex<Written>,
+}
+
+/// What this holder has written so far. Locked while it writes: a beat must not overtake the release.
+#[derive(Debug, Default)]
+struct Written {
+    beats: u64,
+    released: bool,
 }
 
 impl Tenure {
@@ -232,7 +239,7 @@ impl Tenure {
             match decision {
                 Decision::Take => {
                     if let Some(term) = numbers.take_term(highest, &info.process).await? {
-                        let tenure = Self { io: control, numbers, term, info, beat: 0.into() };
+                        let tenure = Self { io: control, numbers, term, info, written: tokio::sync::Mutex::default() };
                         tenure.io.run(|disk| disk.sweep(HOLDER, FailPoint::HOLDER_SWEEP)).await?;
                         tenure.write_holder(false, FailPoint::HOLDER_BEAT).await?;
                         tracing::info!(term = term.0, ?reason, "holds the run directory");
@@ -328,11 +335,17 @@ impl Tenure {
     }
 
     async fn write_holder(&self, released: bool, point: FailPoint) -> Result<()> {
-        let beat = self.beat.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut written = self.written.lock().await;
+        if written.released {
+            return Ok(());
+        }
+        let beat = written.beats;
         let holder = Holder { term: self.term.0, info: self.info.clone(), beat, released, at: wall::now() };
         let bytes =
             serde_json::to_vec(&holder).map_err(|e| Error::io("write", self.io.root().join(HOLDER), e.into()))?;
-        self.io.put_durable(HOLDER, bytes, point).await
+        self.io.put_durable(HOLDER, bytes, point).await?;
+        *written = Written { beats: beat + 1, released };
+        Ok(())
     }
 }
 

@@ -50,8 +50,12 @@ async fn a_released_directory_is_taken_at_once_and_the_old_holder_is_fenced() {
     let dir = tempfile::tempdir().unwrap();
     let old = take(dir.path(), "a", &World::default()).await.0.unwrap();
     old.release().await.unwrap();
+    old.beat().await.unwrap();
+    let holder = read_holder(&Io::new(dir.path())).await.unwrap().unwrap();
+    assert!(holder.released, "no late beat takes the release back");
     let (new, waited) = take(dir.path(), "b", &World::default()).await;
     assert_eq!((new.unwrap().term(), waited), (Term(2), Duration::ZERO));
+    assert_eq!(old.beat().await.unwrap(), Standing::Superseded { term: Term(2) });
     let before = std::fs::read(dir.path().join("holder.json")).unwrap();
     assert_eq!(old.beat().await.unwrap(), Standing::Superseded { term: Term(2) });
     assert_eq!(old.release().await.unwrap(), Standing::Superseded { term: Term(2) });
@@ -131,6 +135,10 @@ fn takeover_decisions() {
     assert_eq!(decide(view(4, None, 15)), (Decision::Probe, Reason::LeaseOver));
     let probed = View { answers: Some(false), ..view(3, Some(holder(3, false)), 15) };
     assert_eq!(decide(probed), (Decision::Take, Reason::Expired));
+    let gone = View { taker_gone: true, ..view(3, Some(holder(3, false)), 0) };
+    assert_eq!(decide(gone.clone()), (Decision::Probe, Reason::ProcessGone));
+    assert_eq!(decide(View { answers: Some(false), ..gone.clone() }), (Decision::Take, Reason::ProcessGone));
+    assert_eq!(decide(View { answers: Some(true), ..gone }), (Decision::Refuse, Reason::Answers));
     let answered = View { answers: Some(true), ..view(3, Some(holder(3, false)), 60) };
     assert_eq!(decide(answered), (Decision::Refuse, Reason::Answers));
 }
