@@ -142,12 +142,13 @@ mod tests {
         assert_eq!(objection(&[Some(0.3), Some(0.7)]), None);
     }
 
+    /// numpy 2.4.6's `numpy.sum` of 1 ÷ (i + 3); a running sum of all 300 gives 4.789297397713856.
     #[test]
     fn sums_are_pairwise_as_in_numpy() {
-        // numpy.sum([0.1] * 10) is 1.0 (pairwise gives 0.9999999999999999 + …); a running sum gives 0.9999999999999999.
-        assert_eq!(pairwise_sum(&[0.1; 10]), ((0.1 + 0.1) + (0.1 + 0.1)) + ((0.1 + 0.1) + (0.1 + 0.1)) + 0.1 + 0.1);
-        let large: Vec<f64> = (0..1000).map(f64::from).collect();
-        assert_eq!(pairwise_sum(&large), 499_500.0);
+        let values: Vec<f64> = (0..300).map(|index| 1.0 / f64::from(index + 3)).collect();
+        assert_eq!(pairwise_sum(&values[..10]), 1.603_210_678_210_677_8);
+        assert_eq!(pairwise_sum(&values[..129]), 3.956_224_926_052_236);
+        assert_eq!(pairwise_sum(&values), 4.789_297_397_713_862);
     }
 
     #[test]

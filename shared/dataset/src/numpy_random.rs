@@ -83,6 +83,8 @@ impl RandomState {
 
 #[cfg(test)]
 mod tests {
+    use md5::{Digest as _, Md5};
+
     use super::RandomState;
 
     #[test]
@@ -90,6 +92,16 @@ mod tests {
         let mut items: Vec<u32> = (0..10).collect();
         RandomState::new(1234).shuffle(&mut items);
         assert_eq!(items, [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]);
+    }
+
+    /// md5 of `RandomState(4321).shuffle(arange(1_000_003, dtype=uint32))` under numpy 2.4.6.
+    #[test]
+    fn long_shuffle_equals_numpy() {
+        let mut items: Vec<u32> = (0..1_000_003).collect();
+        RandomState::new(4321).shuffle(&mut items);
+        assert_eq!(items[..5], [412_507, 113_675, 78_934, 608_698, 964_517]);
+        let bytes: Vec<u8> = items.iter().flat_map(|item| item.to_le_bytes()).collect();
+        assert_eq!(format!("{:x}", Md5::digest(&bytes)), "97d6b6b524e98b65ffacbfc27e8de55c");
     }
 
     /// The reference value of MT19937 seeded with 5489: the 10,000th output (C++ standard, [rand.predef]).

@@ -4,7 +4,7 @@
 //! place, a key that no record has is an error, and a run that fails leaves no file behind. As in AutoModel, documents without text are left
 //! out and counted.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -73,7 +73,8 @@ pub struct Preprocessed {
 /// Tokenizes a JSONL file on all cores, in input order.
 ///
 /// The tokenizer is called as Hugging Face's defaults do, so a Llama tokenizer puts its BOS before each text.
-/// MEASURED_PREPROCESS
+/// Measured in release on two busy cores (load 4): 16.7 s for 40 MB of Rust sources (3,461 documents, 13.3 M tokens); corpus,
+/// training and this together 21.8 s, of which 17.5 s of processor time.
 ///
 /// # Errors
 /// A bad record (with file and line), a key that no record has, no token at all, no end-of-document token where one is asked for, an
@@ -173,10 +174,4 @@ fn write_chunk(
         written += 1;
     }
     Ok(written)
-}
-
-/// The pair's two files.
-#[must_use]
-pub fn files(prefix: &Path) -> [PathBuf; 2] {
-    [with_suffix(prefix, ".bin"), with_suffix(prefix, ".idx")]
 }

@@ -212,6 +212,14 @@ fn d1_weighted_blend_repeats_small_parts() {
             }
         }
     }
+    let mut blends: Vec<String> = fs::read_dir(folder.path().join("index"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter_map(|name| name.split_once("-BlendedDataset-").map(|(_, ending)| ending.to_owned()))
+        .collect();
+    blends.sort();
+    let endings = ["dataset_index.npy", "dataset_sample_index.npy", "description.txt", "fingerprint.json"];
+    assert_eq!(blends, endings.map(|ending| format!("train-{ending}")));
     let spec = dataset(&[(a, Some(0.5)), (b, Some(0.5))], None);
     assert!(open_split(&spec, Split::Train, None).unwrap_err().to_string().contains("no natural size"));
 }
