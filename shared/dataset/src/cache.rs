@@ -3,7 +3,8 @@
 //! Megatron's names hash the request, not the data, so new data at an old path would silently get the old index. Here a
 //! `…-fingerprint.json` holds size, mtime and a hash of both ends of the data files, and size and hash of both ends of each array. Anything
 //! that does not match, or is torn, is rebuilt and never used. Each file is written to a temporary name and renamed, the side-car last; two
-//! processes that build at once write the same bytes.
+//! processes that build at once write the same bytes. The middle of a file is not hashed: arrays are synced before the side-car names them, and a
+//! data file that changes gets another mtime.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};

@@ -118,21 +118,20 @@ impl Recipe {
         let document = self.document_index(epochs, &mut random)?;
         let num_samples = epochs.num_samples(self.seq_length, self.rules);
         let longest = self.sequences.clone().map(&length).max().unwrap_or(0);
-        let rows = usize::try_from(num_samples + 1).ok().and_then(|rows| rows.checked_mul(2));
-        let rows = rows.ok_or_else(|| format!("{num_samples} samples do not fit memory"))?;
+        let rows = usize::try_from(num_samples).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(2);
         // numpy's choice of type, which the files show: the larger of the two maxima must fit 32 bits.
         let sample = if document.len().max(longest as usize) <= i32::MAX as usize {
-            let mut flat: Vec<i32> = Vec::with_capacity(rows);
+            let mut flat: Vec<i32> = reserve(rows)?;
             self.walk(&document, num_samples, &length, |position, offset| {
                 flat.extend([position as i32, offset as i32])
             });
             Ints::I32(flat)
         } else {
-            let mut flat: Vec<i64> = Vec::with_capacity(rows);
+            let mut flat: Vec<i64> = reserve(rows)?;
             self.walk(&document, num_samples, &length, |position, offset| flat.extend([position, offset]));
             Ints::I64(flat)
         };
-        let shuffle = shuffle_index(epochs, num_samples, &mut random);
+        let shuffle = shuffle_index(epochs, num_samples, &mut random)?;
         Ok(Indices { document: Ints::I32(document), sample, shuffle })
     }
 
@@ -145,13 +144,17 @@ impl Recipe {
                 self.sequences.end
             ));
         };
-        let copies = |count: u64| (0..count).flat_map(|_| from..to).collect::<Vec<i32>>();
+        let copies = |count: u64, room: u64| {
+            let mut ids = reserve(usize::try_from(room).unwrap_or(usize::MAX).saturating_mul(self.sequences.len()))?;
+            ids.extend((0..count).flat_map(|_| from..to));
+            Ok::<Vec<i32>, String>(ids)
+        };
         if !epochs.separate_last {
-            let mut all = copies(epochs.num_epochs);
+            let mut all = copies(epochs.num_epochs, epochs.num_epochs)?;
             random.shuffle(&mut all);
             return Ok(all);
         }
-        let (mut first, mut last) = (copies(epochs.num_epochs - 1), copies(1));
+        let (mut first, mut last) = (copies(epochs.num_epochs - 1, epochs.num_epochs)?, copies(1, 1)?);
         random.shuffle(&mut first);
         random.shuffle(&mut last);
         first.append(&mut last);
@@ -186,18 +189,35 @@ impl Recipe {
 }
 
 /// One permutation of all samples, or one of the first epochs' and one of the last's.
-fn shuffle_index(epochs: &Epochs, total: u64, random: &mut RandomState) -> Ints {
+fn shuffle_index(epochs: &Epochs, total: u64, random: &mut RandomState) -> Result<Ints, String> {
     let first = if epochs.separate_last { epochs.samples_without_last.unwrap_or(total).min(total) } else { total };
     if total >= u64::from(u32::MAX) - 1 {
-        let mut all: Vec<i64> = (0..total as i64).collect();
-        let (head, tail) = all.split_at_mut(first as usize);
-        random.shuffle(head);
-        random.shuffle(tail);
-        return Ints::I64(all);
+        return shuffled(0..total as i64, first as usize, total as usize, random).map(Ints::I64);
     }
-    let mut all: Vec<u32> = (0..total as u32).collect();
-    let (head, tail) = all.split_at_mut(first as usize);
+    shuffled(0..total as u32, first as usize, total as usize, random).map(Ints::U32)
+}
+
+fn shuffled<T>(
+    ids: impl Iterator<Item = T>,
+    first: usize,
+    total: usize,
+    random: &mut RandomState,
+) -> Result<Vec<T>, String> {
+    let mut all = reserve(total)?;
+    all.extend(ids);
+    let (head, tail) = all.split_at_mut(first);
     random.shuffle(head);
     random.shuffle(tail);
-    Ints::U32(all)
+    Ok(all)
+}
+
+/// Room for `len` values, or a text: a mistyped `max_steps` must not abort the process.
+fn reserve<T>(len: usize) -> Result<Vec<T>, String> {
+    let mut values = Vec::new();
+    match values.try_reserve_exact(len) {
+        Ok(()) => Ok(values),
+        Err(_) => Err(format!(
+            "an index of {len} entries does not fit memory; ask for fewer samples (max_steps · global_batch_size)"
+        )),
+    }
 }

@@ -246,6 +246,19 @@ fn unweighted_blend_has_each_sample_once() {
     assert!(open_split(&none, Split::Train, Some(1)).is_err());
 }
 
+#[test]
+fn an_absurd_request_is_an_error_and_no_abort() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("a");
+    corpus(&prefix, &LENGTHS, 100);
+    for num_samples in [1 << 60, u64::MAX] {
+        let message = open_split(&dataset(&[(prefix.clone(), None)], None), Split::Train, Some(num_samples))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("does not fit memory"), "{message}");
+    }
+}
+
 /// Larger than one shuffle block and of uneven lengths: no sample is lost or doubled in an epoch.
 #[test]
 fn an_epoch_covers_the_corpus_once() {
