@@ -1,0 +1,110 @@
+//! Coordinator and workers started by hand, and the verbs that talk to them.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use trainctl_runtime::endpoint::{self, Endpoint};
+
+use crate::process::Process;
+use crate::scratch::Scratch;
+use crate::wait;
+
+/// A coordinator by hand.
+pub struct Coordinator {
+    /// Its process.
+    pub process: Process,
+    /// Its state directory.
+    pub state_dir: PathBuf,
+}
+
+impl Coordinator {
+    /// Starts one and waits until it has published its endpoint.
+    pub fn start(scratch: &Scratch, state_dir: &Path) -> Self {
+        Self::launch(scratch, state_dir, None).ready()
+    }
+
+    /// Starts one, with `TRAINCTL_FAULT` where a fault is given.
+    pub fn launch(scratch: &Scratch, state_dir: &Path, fault: Option<&str>) -> Self {
+        let mut command = scratch.command("trainctl-coordinator");
+        command.arg("--state-dir").arg(state_dir);
+        if let Some(fault) = fault {
+            command.env("TRAINCTL_FAULT", fault);
+        }
+        Self { process: scratch.start(command, "coordinator"), state_dir: state_dir.to_owned() }
+    }
+
+    /// Waits until it has published its endpoint.
+    ///
+    /// # Panics
+    /// If it ends before.
+    #[must_use]
+    pub fn ready(mut self) -> Self {
+        wait::until("the coordinator's endpoint", || {
+            assert!(self.process.is_running(), "the coordinator ended:\n{}", self.process.stderr());
+            self.has_published().then_some(())
+        });
+        self
+    }
+
+    /// Whether `endpoint.json` names this process.
+    pub fn has_published(&self) -> bool {
+        endpoint::read(&self.state_dir).is_ok_and(|endpoint| endpoint.pid == self.process.pid())
+    }
+
+    /// What it published.
+    ///
+    /// # Panics
+    /// If it published nothing.
+    pub fn endpoint(&self) -> Endpoint {
+        endpoint::read(&self.state_dir).unwrap()
+    }
+}
+
+/// Starts a worker by hand with the state directory `w<index>`.
+pub fn start_worker(scratch: &Scratch, coordinator: &Path, index: u32, trainer: Option<&Path>) -> Process {
+    let mut command = scratch.command("trainctl-worker");
+    command.arg("--state-dir").arg(scratch.join(&format!("w{index}"))).arg("--coordinator").arg(coordinator);
+    if let Some(trainer) = trainer {
+        command.arg("--trainer").arg(trainer);
+    }
+    scratch.start(command, &format!("worker-{index}"))
+}
+
+/// Submits a spec and gives the job's id.
+pub fn submit(scratch: &Scratch, coordinator: &Path, spec: &Path) -> String {
+    let coordinator = coordinator.to_str().unwrap();
+    let ended = scratch.trainctl(["submit", spec.to_str().unwrap(), "--coordinator", coordinator]).wait();
+    ended.expect_code(0).stdout.trim().to_owned()
+}
+
+/// `trainctl status JOB --output json`; `None` while no coordinator answers.
+pub fn status(scratch: &Scratch, coordinator: &Path, job: &str) -> Option<Value> {
+    let coordinator = coordinator.to_str().unwrap();
+    let ended = scratch.trainctl(["status", job, "--coordinator", coordinator, "--output", "json"]).wait();
+    if ended.code == Some(69) {
+        return None;
+    }
+    Some(serde_json::from_str(&ended.expect_code(0).stdout).unwrap())
+}
+
+/// Waits until the job's status satisfies `condition`, and gives it.
+pub fn wait_for_status(
+    scratch: &Scratch,
+    coordinator: &Path,
+    job: &str,
+    what: &str,
+    condition: impl Fn(&Value) -> bool,
+) -> Value {
+    wait::until(what, || status(scratch, coordinator, job).filter(&condition))
+}
+
+/// Waits until the job has ended, and asserts that it succeeded.
+///
+/// # Panics
+/// If it did not.
+pub fn wait_for_success(scratch: &Scratch, coordinator: &Path, job: &str) -> Value {
+    let is_over = |status: &Value| ["succeeded", "failed", "cancelled"].iter().any(|phase| status["phase"] == *phase);
+    let status = wait_for_status(scratch, coordinator, job, "the job's end", is_over);
+    assert_eq!(status["phase"], "succeeded", "{status:#}");
+    status
+}
