@@ -301,11 +301,15 @@ fn a_signal_ends_the_daemon_in_order() {
     let started = stub.started(7);
     let grandchild = pid_in(&place.path("grandchild"));
     let keeper = daemon.children_with("keeper")[0];
+    let asked_at = Instant::now();
     daemon.signal(Signal::SIGTERM);
+    let (heard, exit) = stub.exited(7);
+    assert!(exit.stopped_by_us, "said before it left");
+    stub.ack(heard.seq);
     let status = daemon.wait();
     assert_eq!(status.code(), Some(0));
+    assert!(asked_at.elapsed() < Duration::from_secs(20), "it waited for something: {:?}", asked_at.elapsed());
     assert!(!lives(started.pid) && !lives(grandchild) && !lives(keeper));
-    assert!(stub.exited(7).1.stopped_by_us, "said before it left");
     assert!(!place.path("state/running.json").exists());
 }
 

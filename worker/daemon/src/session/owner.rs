@@ -129,6 +129,9 @@ impl<P: Processes> Owner<P> {
             };
             self.handle(event).await?;
         }
+        if let Some(pump) = self.pump.take() {
+            pump.abort();
+        }
         drop(self.wire.take());
         if let Err(error) = self.parts.spool.flush().await {
             tracing::error!(%error, "the spool could not be flushed");
