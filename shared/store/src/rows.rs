@@ -77,6 +77,7 @@ impl RowFile {
         let (size, last_step) = valid_prefix(old.as_deref().unwrap_or_default(), order);
         let repaired = old.as_ref().map_or(0, |bytes| bytes.len() as u64 - size);
         fence.pass_blocking()?;
+        disk.sweep(&key, FailPoint::ROW_OPEN)?;
         if let Some(bytes) = &old {
             disk.put_durable(&key, &bytes[..size as usize], FailPoint::ROW_OPEN)?;
         }

@@ -139,6 +139,30 @@ async fn an_interrupted_commit_is_taken_up_with_other_content() {
 }
 
 #[tokio::test]
+async fn a_commit_that_failed_anywhere_can_be_tried_again() {
+    let points = ["commit.config", "commit.losses", "commit.sync", "commit.manifest", "pointer.latest"];
+    for (point, stage) in points.iter().flat_map(|point| ["", ".temp", ".done"].map(|stage| (point, stage))) {
+        if (*point, stage) == ("commit.sync", ".temp") || (*point, stage) == ("commit.sync", ".done") {
+            continue;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let fault = format!("{point}{stage}:1:eio");
+        let io = Io::with_faults(dir.path(), std::sync::Arc::new(crate::fault::Faults::parse(&fault).unwrap()));
+        let store = CheckpointStore::with_io(io, Io::new(dir.path().join("control")));
+        let draft = Manifest { files: vec![write_shard(dir.path(), 9)], ..example(9, Some(1.0)) };
+        let save = async || -> Result<()> {
+            store.commit(&Unfenced, draft.clone(), "seed: 1\n").await?;
+            store.repair_pointers(&Unfenced, "default").await?;
+            Ok(())
+        };
+        assert!(matches!(save().await, Err(Error::Io { .. })), "{fault} was not passed");
+        save().await.unwrap();
+        assert!(store.verify(name(9), &|_, _| {}).await.unwrap().faults.is_empty(), "{fault}");
+        assert_eq!(link(&store, LATEST).as_deref(), Some("epoch_0_step_9"), "{fault}");
+    }
+}
+
+#[tokio::test]
 async fn missing_dangling_and_stale_pointers_are_recomputed_and_noted() {
     let (_dir, store) = store_with(&[(9, 3.0), (19, 2.0)]).await;
     assert_eq!(latest(&store, false).await.unwrap().notes, []);

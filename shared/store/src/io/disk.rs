@@ -14,6 +14,9 @@ use crate::fault::{FailPoint, Faults, Stage};
 /// Temporary names start so; listings leave them out.
 pub(crate) const TEMP_PREFIX: &str = ".tmp-";
 
+/// A pointer that is a file holds one name.
+const MAX_POINTER_FILE: u64 = 256;
+
 /// Outcome of [`Disk::create_if_absent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Created {
@@ -149,7 +152,8 @@ impl Disk {
         Ok(entries)
     }
 
-    /// The text of a symlink, or `None` if there is none or it is something else.
+    /// What a pointer names: the text of a symlink, or of the small file that stands for it where symlinks are refused.
+    /// `None` if there is neither.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
@@ -157,7 +161,12 @@ impl Disk {
         let path = self.path(key)?;
         match fs::read_link(&path) {
             Ok(target) => Ok(Some(target.to_string_lossy().into_owned())),
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => match self.size(key)? {
+                Some(size) if size <= MAX_POINTER_FILE => {
+                    Ok(self.read(key)?.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
+                }
+                _ => Ok(None),
+            },
             Err(e) => absent_is_none(Err(e), "read the link", &path),
         }
     }
@@ -239,7 +248,8 @@ impl Disk {
         Ok(FileWriter { file, temp, path, point, faults: Arc::clone(&self.faults), finished: false })
     }
 
-    /// Points a symlink at `target` (a relative name) in one atomic step (C3): the name is never absent in between.
+    /// Points a symlink at `target` (a relative name) in one atomic step (C3): the name is never absent in between. Where
+    /// symlinks are refused a small file with that text takes its place, as on object stores.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
@@ -248,7 +258,10 @@ impl Disk {
         self.make_parent(key)?;
         self.hit(point, Stage::Before, &path)?;
         let temp = temp_path(&path);
-        symlink(target, &temp).map_err(|e| Error::io("make the symlink", &temp, e))?;
+        match symlink(target, &temp) {
+            Err(e) if links_refused(&e) => return self.put_durable(key, format!("{target}\n").as_bytes(), point),
+            other => other.map_err(|e| Error::io("make the symlink", &temp, e))?,
+        }
         let swap = self
             .hit(point, Stage::Temp, &path)
             .and_then(|()| fs::rename(&temp, &path).map_err(|e| Error::io("swap the symlink", &path, e)));

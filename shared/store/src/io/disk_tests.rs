@@ -47,6 +47,29 @@ fn symlinks_swap_and_are_relative() {
 }
 
 #[test]
+fn a_small_file_stands_for_a_symlink_and_is_swapped_for_one() {
+    let (_dir, disk) = disk();
+    disk.put_durable("LATEST", b"a\n", FailPoint::POINTER_LATEST).unwrap();
+    assert_eq!(disk.read_link("LATEST").unwrap().as_deref(), Some("a"));
+    disk.swap_symlink("LATEST", "b", FailPoint::POINTER_LATEST).unwrap();
+    assert_eq!(disk.read_link("LATEST").unwrap().as_deref(), Some("b"));
+    disk.make_dir("directory").unwrap();
+    assert_eq!(disk.read_link("directory").unwrap(), None);
+}
+
+#[test]
+fn where_hard_links_are_refused_the_first_creator_still_wins() {
+    let (_dir, disk) = disk();
+    disk.make_dir("").unwrap();
+    let path = disk.path("1").unwrap();
+    assert_eq!(create_exclusive(&path, b"a").unwrap(), Created::New);
+    assert_eq!(create_exclusive(&path, b"b").unwrap(), Created::Exists);
+    assert_eq!(disk.read("1").unwrap().as_deref(), Some(&b"a"[..]));
+    assert!(links_refused(&io::Error::from_raw_os_error(nix::errno::Errno::EOPNOTSUPP as i32)));
+    assert!(!links_refused(&io::Error::from_raw_os_error(nix::errno::Errno::EIO as i32)));
+}
+
+#[test]
 fn a_failed_write_leaves_the_old_bytes_and_no_temporary_file() {
     let dir = tempfile::tempdir().unwrap();
     let faults = Faults::parse("holder.beat.temp:2:eio,numbers.take.temp:1:eio,pointer.latest.temp:1:eio").unwrap();
