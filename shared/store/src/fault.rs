@@ -57,6 +57,8 @@ points! {
     POINTER_SWEEP = "pointer.sweep";
     /// Renaming a directory into `abandoned/`.
     RETIRE_RENAME = "retire.rename";
+    /// Renaming a directory back out of `abandoned/`.
+    RETIRE_RESTORE = "retire.restore";
     /// Removing an uncommitted directory.
     RETIRE_REMOVE = "retire.remove";
     /// Removing the manifest of a checkpoint that retention drops.

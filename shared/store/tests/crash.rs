@@ -27,6 +27,7 @@ use trainctl_store::tenure::{Holder, HolderInfo, Policy, Probe, TokioClock};
 use trainctl_store::{CheckpointStore, Error, RunDir, Tenure, state_hash};
 
 const DIR: &str = "TRAINCTL_STORE_CRASH_DIR";
+const FROM: &str = "TRAINCTL_STORE_CRASH_FROM";
 const STEPS: u64 = 4;
 const VAL_LOSSES: [f64; STEPS as usize] = [3.0, 1.0, 2.0, 1.0];
 
@@ -49,6 +50,10 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a coordinator does with a run directory, from start to end: takes the term, repairs, retires, saves every step.
 async fn coordinate(dir: &Path, faults: &Arc<Faults>, others_live: bool) -> Result<(), AnyError> {
+    coordinate_from(dir, faults, others_live, Selector::Latest).await
+}
+
+async fn coordinate_from(dir: &Path, faults: &Arc<Faults>, others_live: bool, from: Selector) -> Result<(), AnyError> {
     let run = RunDir::new(dir);
     let control = Io::with_faults(run.control(), Arc::clone(faults));
     let store = CheckpointStore::with_io(Io::with_faults(dir, Arc::clone(faults)), control.clone());
@@ -61,9 +66,9 @@ async fn coordinate(dir: &Path, faults: &Arc<Faults>, others_live: bool) -> Resu
     };
     let host = Host { others_live };
     let tenure = Arc::new(Tenure::acquire(control, info, &host, &TokioClock::default(), &policy).await?);
-    store.repair_pointers(&*tenure, "default").await?;
+    store.take_over(&*tenure, "default").await?;
     let generation = tenure.take_generation().await?.0;
-    let start = match store.resolve(Selector::Latest, &ResolveOptions::default()).await {
+    let start = match store.resolve(from, &ResolveOptions::default()).await {
         Ok(resolved) => Some(resolved.checkpoint.manifest.step),
         Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { .. }) => None,
         Err(e) => return Err(e.into()),
@@ -136,7 +141,8 @@ fn draft(name: CheckpointName, generation: u64, term: u64, state_hash: String, f
 #[tokio::test]
 async fn child() {
     let Ok(dir) = std::env::var(DIR) else { return };
-    match coordinate(Path::new(&dir), &Faults::from_env(), false).await {
+    let from = std::env::var(FROM).unwrap_or_else(|_| LATEST.to_owned()).parse().unwrap();
+    match coordinate_from(Path::new(&dir), &Faults::from_env(), false, from).await {
         Ok(()) => {}
         // A child that was frozen wakes up fenced, or finds its half-written directory gone.
         Err(e) => match e.downcast_ref::<Error>() {
@@ -147,9 +153,14 @@ async fn child() {
 }
 
 fn start(dir: &Path, fault: &str) -> Child {
+    start_from(dir, fault, LATEST)
+}
+
+fn start_from(dir: &Path, fault: &str, from: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--test-threads", "1"])
         .env(DIR, dir)
+        .env(FROM, from)
         .env(ENV, fault)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -261,8 +272,29 @@ async fn a_holder_that_is_frozen_and_wakes_up_after_a_takeover_does_no_harm() {
         assert!(child.wait().unwrap().success(), "{fault}");
         // C2: whoever holds the run looks again one lease after the takeover.
         let store = CheckpointStore::open(dir.path());
-        store.repair_pointers(&trainctl_store::Unfenced, "default").await.unwrap();
+        store.take_over(&trainctl_store::Unfenced, "default").await.unwrap();
         store.prune(&trainctl_store::Unfenced, Some(1), "default").await.unwrap();
         assert_complete(dir.path(), &fault).await;
     }
+}
+
+#[tokio::test]
+async fn a_late_rename_of_what_the_successor_committed_is_undone() {
+    let dir = scratch();
+    coordinate(dir.path(), &Arc::default(), false).await.unwrap();
+    let mut child = start_from(dir.path(), "retire.rename:1:stop", "epoch_0_step_1");
+    let pid = Pid::from_raw(child.id() as i32);
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    assert!(matches!(stopped, WaitStatus::Stopped(..)), "{stopped:?}");
+    let from = "epoch_0_step_1".parse().unwrap();
+    coordinate_from(dir.path(), &Arc::default(), true, from).await.unwrap();
+    assert_complete(dir.path(), "successor").await;
+    kill(pid, Signal::SIGCONT).unwrap();
+    assert!(child.wait().unwrap().success());
+    let store = CheckpointStore::open(dir.path());
+    let last = CheckpointName { epoch: 0, step: 3 };
+    assert!(store.list().await.unwrap().get(last).is_none(), "the late rename took it away");
+    let taken_over = store.take_over(&trainctl_store::Unfenced, "default").await.unwrap();
+    assert_eq!(taken_over.restored, [last]);
+    assert_complete(dir.path(), "restored").await;
 }

@@ -19,7 +19,7 @@ use trainctl_spec::report::ShardFile;
 pub use pins::Pin;
 pub use pointers::{PointerMove, Pointers, Summary, pointer_targets};
 pub use resolve::{Note, ResolveError, ResolveOptions, Resolved, Selector};
-pub use retention::{KeepReason, PruneInput, PruneReport, Retired, Verdict, decide_prune};
+pub use retention::{KeepReason, PruneInput, PruneReport, Retired, TakenOver, Verdict, decide_prune};
 pub use verify::{Depth, FileFault, Verified};
 
 use crate::error::{Error, Result};

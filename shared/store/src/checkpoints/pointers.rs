@@ -68,8 +68,8 @@ impl fmt::Display for PointerMove {
 }
 
 impl CheckpointStore {
-    /// Moves the pointers to where the committed manifests say they belong, and says what it moved. Call it after a commit,
-    /// at a takeover, and again one lease after the takeover (C2).
+    /// Moves the pointers to where the committed manifests say they belong, and says what it moved. Call it after a
+    /// commit; at a takeover call [`CheckpointStore::take_over`].
     ///
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].

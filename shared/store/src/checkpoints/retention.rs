@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{CheckpointStore, Pointers, Summary, pointer_targets};
+use super::{CheckpointStore, PointerMove, Pointers, Summary, pointer_targets};
 use crate::error::Result;
 use crate::fault::FailPoint;
-use crate::layout::{CheckpointName, MANIFEST, abandoned_key};
+use crate::io::Kind;
+use crate::layout::{ABANDONED, CheckpointName, MANIFEST, abandoned_key};
+use crate::manifest::Manifest;
 use crate::tenure::Fence;
 
 /// Everything that retention decides by.
@@ -80,6 +82,15 @@ pub struct Retired {
     pub name: CheckpointName,
     /// Where it is now, relative to the checkpoint directory; `None` if it was never committed and is removed.
     pub moved_to: Option<String>,
+}
+
+/// What a takeover mended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TakenOver {
+    /// Checkpoints that a predecessor renamed late and that are back.
+    pub restored: Vec<CheckpointName>,
+    /// Pointers that moved.
+    pub moves: Vec<PointerMove>,
 }
 
 impl CheckpointStore {
@@ -157,6 +168,42 @@ impl CheckpointStore {
             retired.push(Retired { name, moved_to: keep.then_some(to) });
         }
         Ok(retired)
+    }
+
+    /// What a new holder does at its takeover and again one lease later (C2): undoes what a predecessor did that was frozen
+    /// directly before a rename of [`CheckpointStore::retire_after`] and woke up late, then repairs the pointers.
+    ///
+    /// # Errors
+    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
+    pub async fn take_over(&self, fence: &dyn Fence, best_metric_key: &str) -> Result<TakenOver> {
+        let restored = self.restore_late_renames(fence).await?;
+        let moves = self.repair_pointers(fence, best_metric_key).await?;
+        Ok(TakenOver { restored, moves })
+    }
+
+    /// Generation g retires only what older generations committed. What lies in `abandoned/g<g>` and was committed by g or
+    /// a later one was renamed by a holder that was no longer the holder; it goes back unless its step exists again.
+    async fn restore_late_renames(&self, fence: &dyn Fence) -> Result<Vec<CheckpointName>> {
+        let mut restored = Vec::new();
+        for folder in self.io.list(ABANDONED).await? {
+            let generation = folder.name.strip_prefix('g').and_then(|number| number.parse::<u64>().ok());
+            let (Some(generation), Kind::Dir) = (generation, folder.kind) else { continue };
+            let from = format!("{ABANDONED}/{}", folder.name);
+            for entry in self.io.list(&from).await? {
+                // Only a first retirement has the bare name, and a late rename takes the bare name too or fails.
+                let Ok(name) = entry.name.parse::<CheckpointName>() else { continue };
+                let from = format!("{from}/{name}");
+                let Some(bytes) = self.io.read(&format!("{from}/{MANIFEST}")).await? else { continue };
+                let late = Manifest::parse(&bytes).is_ok_and(|(manifest, _)| manifest.generation >= generation);
+                if late && self.io.read(&name.key(MANIFEST)).await?.is_none() {
+                    fence.pass().await?;
+                    self.io.remove_tree(&name.to_string(), FailPoint::RETIRE_REMOVE).await?;
+                    self.io.rename_dir(&from, &name.to_string(), FailPoint::RETIRE_RESTORE).await?;
+                    restored.push(name);
+                }
+            }
+        }
+        Ok(restored)
     }
 
     async fn free_name(&self, folder: &str, name: CheckpointName) -> Result<String> {
