@@ -144,6 +144,8 @@ pub enum ResolveError {
         directory: String,
         /// Each directory and what is wrong with it.
         found: Vec<String>,
+        /// At least one of them was committed once: something is lost. Otherwise all are saves that never ended.
+        damaged: bool,
     },
     /// No checkpoint of that name.
     #[error("there is no committed checkpoint {name}; committed are: {}", committed.join(", "))]
@@ -246,7 +248,7 @@ impl CheckpointStore {
         if found.is_empty() {
             return Err(ResolveError::Empty { directory });
         }
-        Err(ResolveError::NoneCommitted { directory, found })
+        Err(ResolveError::NoneCommitted { directory, found, damaged: !listing.damaged.is_empty() })
     }
 
     async fn compare_pointer(

@@ -194,7 +194,7 @@ async fn directories_without_a_manifest_are_no_fresh_start() {
     commit(&store, 19, None).await;
     std::fs::write(store.path(name(19)).join(MANIFEST), b"{\n \"format\": 1").unwrap();
     let error = latest(&store, true).await.unwrap_err();
-    assert!(matches!(error, ResolveError::NoneCommitted { .. }));
+    assert!(matches!(error, ResolveError::NoneCommitted { damaged: false, .. }));
     let message = error.to_string();
     assert!(message.contains("epoch_0_step_9 (no manifest)") && message.contains("epoch_0_step_19"), "{message}");
 }

@@ -1,7 +1,7 @@
 //! The one module through which every mutating call goes (DESIGN 4, C3).
 //!
 //! [`Disk`] does the work on a POSIX directory and blocks; [`Io`] is the same for async code, each call on tokio's
-//! blocking pool. Every mutating call names a [`FailPoint`](crate::fault::FailPoint).
+//! blocking pool. Every mutating call names a [`FailPoint`].
 
 mod disk;
 
