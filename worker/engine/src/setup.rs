@@ -103,7 +103,7 @@ fn meet(job: &TrainJob, link: &dyn Link, device: Device) -> Result<World, Error>
 }
 
 /// The architecture that the resolved spec holds inline.
-pub fn architecture(spec: &JobSpec) -> Result<Architecture, Error> {
+pub(crate) fn architecture(spec: &JobSpec) -> Result<Architecture, Error> {
     match &spec.model.config {
         ModelConfigSource::Inline(config) => {
             Architecture::from_config(config).map_err(|e| Error::Spec(format!("model.config: {e}")))

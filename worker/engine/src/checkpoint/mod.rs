@@ -61,7 +61,7 @@ mod tests {
         let entries: Vec<Entry> =
             [4000, 100, 1000, 1000, 1000, 1000, 7].map(|n| Entry { name: n.to_string(), shape: vec![n] }).into();
         let hands = deal(&entries, 2);
-        assert_eq!(hands, [vec![0, 6], vec![1, 2, 3, 4, 5]]);
+        assert_eq!(hands, [vec![0, 1], vec![2, 3, 4, 5, 6]]);
         let wide = deal(&entries, 9);
         assert_eq!(wide.iter().flatten().count(), entries.len());
         assert_eq!(wide.iter().filter(|hand| hand.is_empty()).count(), 2);

@@ -1,7 +1,7 @@
 //! What the engine's tests share.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
-pub mod store;
+pub mod world;
 
 use tch::{Device, Kind, Tensor};
 use trainctl_engine::model::Gpt2;

@@ -1,0 +1,319 @@
+//! Whole runs: each rank is a process of its own (the test binary started again), and the ranks meet in a store behind a
+//! TCP port. What a rank reports over its link comes back to the test as JSON.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use trainctl_collective::{KeyValue, KvError, KvErrorKind, MemoryStore};
+use trainctl_engine::{Error, Finished, Link, Requests, TrainJob, train};
+use trainctl_spec::report::{FinishCause, Phase, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow};
+use trainctl_spec::{Generation, JobSpec, Rank, Step};
+
+const CASE: &str = "TRAINCTL_ENGINE_TEST_CASE";
+const RANK: &str = "TRAINCTL_ENGINE_TEST_RANK";
+
+/// One generation to run.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Case {
+    pub spec: JobSpec,
+    pub world_size: u32,
+    pub generation: u64,
+    pub start_from: Option<(String, String)>,
+    pub start_step: u64,
+    pub stop_at: u64,
+    /// This rank hears a stop request while this step runs.
+    pub stop_heard: Option<(u32, u64)>,
+    /// This rank hears a save request while this step runs.
+    pub save_heard: Option<(u32, u64)>,
+    pub store: Option<SocketAddr>,
+    pub out: Option<PathBuf>,
+}
+
+/// What one rank reported.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Told {
+    pub rows: Vec<TrainRow>,
+    pub validation: Vec<(String, ValidationRow)>,
+    pub reports: Vec<Report>,
+    pub phases: Vec<(Phase, u64)>,
+    pub steps: Vec<u64>,
+    pub formed: u32,
+    pub failed_saves: Vec<String>,
+    pub ended: Option<Result<(FinishCause, u64, Option<f64>), String>>,
+}
+
+/// A shard report that serde can carry.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Report {
+    pub step: u64,
+    pub checkpoint: String,
+    pub files: Vec<ShardFile>,
+    pub tensors: Vec<(String, String, Vec<u64>, u64, Vec<[u8; 32]>)>,
+    pub consumed_samples: u64,
+    pub train_loss: Option<f64>,
+    pub val_losses: BTreeMap<String, f64>,
+}
+
+impl Report {
+    pub fn digests(&self) -> impl Iterator<Item = TensorDigest> {
+        self.tensors.iter().cloned().map(|(name, dtype, shape, first_block, blocks)| TensorDigest {
+            name,
+            dtype,
+            shape,
+            first_block,
+            blocks,
+        })
+    }
+}
+
+impl Case {
+    /// The whole of `spec` in one generation.
+    pub fn new(spec: JobSpec, world_size: u32) -> Self {
+        let stop_at = spec.step_scheduler.max_steps;
+        Self {
+            spec,
+            world_size,
+            generation: 1,
+            start_from: None,
+            start_step: 0,
+            stop_at,
+            stop_heard: None,
+            save_heard: None,
+            store: None,
+            out: None,
+        }
+    }
+
+    /// Runs every rank to its end and returns what each reported, by rank.
+    pub fn run(mut self) -> Vec<Told> {
+        let out = tempfile::tempdir().unwrap();
+        self.store = Some(serve(Arc::new(MemoryStore::new())));
+        self.out = Some(out.path().to_owned());
+        let json = serde_json::to_string(&self).unwrap();
+        let children: Vec<_> = (0..self.world_size)
+            .map(|rank| {
+                Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
+                    .env(CASE, &json)
+                    .env(RANK, rank.to_string())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        let ends: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        for (rank, end) in ends.iter().enumerate() {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert!(end.status.success(), "rank {rank}: {}\n{}{}", end.status, text(&end.stdout), text(&end.stderr));
+        }
+        let read = |rank| std::fs::read(rank_file(out.path(), rank)).unwrap();
+        (0..self.world_size).map(|rank| serde_json::from_slice(&read(rank)).unwrap()).collect()
+    }
+}
+
+fn rank_file(out: &Path, rank: u32) -> PathBuf {
+    out.join(format!("rank-{rank}.json"))
+}
+
+/// Body of the test `rank_process`: trains if this process is a rank, else does nothing.
+pub fn rank_process() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    let case: Case = serde_json::from_str(&case).unwrap();
+    let rank: u32 = std::env::var(RANK).unwrap().parse().unwrap();
+    let recorder = Arc::new(Recorder {
+        told: Mutex::default(),
+        stop_at: case.stop_heard.filter(|(of, _)| *of == rank).map(|(_, step)| step),
+        save_at: case.save_heard.filter(|(of, _)| *of == rank).map(|(_, step)| step),
+    });
+    let ended = train(&case, rank, recorder.clone());
+    let mut told = recorder.told.lock().unwrap();
+    told.ended = Some(match ended {
+        Ok(Finished { cause, next_step, last_loss }) => Ok((cause, next_step.0, last_loss)),
+        Err(error) => Err(error.to_string()),
+    });
+    std::fs::write(rank_file(&case.out.unwrap(), rank), serde_json::to_vec(&*told).unwrap()).unwrap();
+}
+
+fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error> {
+    let job = TrainJob {
+        spec: case.spec.clone(),
+        rank: Rank(rank),
+        world_size: case.world_size,
+        generation: Generation(case.generation),
+        start_from: case.start_from.clone(),
+        start_step: Step(case.start_step),
+        stop_at: Step(case.stop_at),
+        threads: 1,
+        address: "127.0.0.1".to_owned(),
+        rendezvous: Arc::new(Remote(case.store.unwrap())),
+    };
+    train::run(job, link)
+}
+
+struct Recorder {
+    told: Mutex<Told>,
+    stop_at: Option<u64>,
+    save_at: Option<u64>,
+}
+
+impl Link for Recorder {
+    fn phase(&self, phase: Phase, step: Step) {
+        self.told.lock().unwrap().phases.push((phase, step.0));
+    }
+
+    fn formed(&self) {
+        self.told.lock().unwrap().formed += 1;
+    }
+
+    fn step_done(&self, step: Step) {
+        self.told.lock().unwrap().steps.push(step.0);
+    }
+
+    fn train_row(&self, row: TrainRow) {
+        self.told.lock().unwrap().rows.push(row);
+    }
+
+    fn validation_row(&self, row: ValidationRow) {
+        self.told.lock().unwrap().validation.push((row.name.clone(), row));
+    }
+
+    fn shards_durable(&self, report: ShardReport) {
+        let ShardReport { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses } = report;
+        let tensors = tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.first_block, t.blocks)).collect();
+        let report = Report { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses };
+        self.told.lock().unwrap().reports.push(report);
+    }
+
+    fn save_failed(&self, step: Step, why: &str) {
+        self.told.lock().unwrap().failed_saves.push(format!("{step}: {why}"));
+    }
+
+    fn requests(&self) -> Requests {
+        let step = self.told.lock().unwrap().phases.last().map(|(_, step)| *step);
+        Requests { stop: step == self.stop_at && step.is_some(), save: step == self.save_at && step.is_some() }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+enum Call {
+    Set(String, Vec<u8>),
+    Get(String, Duration),
+    Add(String, i64),
+    Check(Vec<String>),
+    Wait(Vec<String>, Duration),
+    Delete(String),
+    CompareSet(String, Vec<u8>, Vec<u8>),
+    NumKeys,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Bytes(Vec<u8>),
+    Number(i64),
+    Timeout(String),
+    Closed(String),
+}
+
+fn answer(store: &MemoryStore, call: Call) -> Result<Answer, KvError> {
+    let flag = |yes: bool| Answer::Number(yes.into());
+    let borrow = |keys: &[String], run: &dyn Fn(&[&str]) -> Result<Answer, KvError>| {
+        run(&keys.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    match call {
+        Call::Set(key, value) => store.set(&key, &value).map(|()| Answer::Number(0)),
+        Call::Get(key, timeout) => store.get(&key, timeout).map(Answer::Bytes),
+        Call::Add(key, amount) => store.add(&key, amount).map(Answer::Number),
+        Call::Check(wanted) => borrow(&wanted, &|keys| store.check(keys).map(flag)),
+        Call::Wait(wanted, timeout) => borrow(&wanted, &|keys| store.wait(keys, timeout).map(|()| Answer::Number(0))),
+        Call::Delete(key) => store.delete(&key).map(flag),
+        Call::CompareSet(key, expected, desired) => store.compare_set(&key, &expected, &desired).map(Answer::Bytes),
+        Call::NumKeys => store.num_keys().map(Answer::Number),
+    }
+}
+
+/// One call per connection, one JSON line each way; serves until the process ends.
+fn serve(store: Arc<MemoryStore>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                let mut line = String::new();
+                BufReader::new(&stream).read_line(&mut line)?;
+                let answer = answer(&store, serde_json::from_str(&line)?).unwrap_or_else(|error| match error.kind {
+                    KvErrorKind::Timeout => Answer::Timeout(error.message),
+                    _ => Answer::Closed(error.message),
+                });
+                writeln!(&stream, "{}", serde_json::to_string(&answer)?)
+            });
+        }
+    });
+    address
+}
+
+struct Remote(SocketAddr);
+
+impl Remote {
+    fn call(&self, call: &Call) -> Result<(Vec<u8>, i64), KvError> {
+        let exchange = || -> std::io::Result<Answer> {
+            let stream = TcpStream::connect(self.0)?;
+            writeln!(&stream, "{}", serde_json::to_string(call)?)?;
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line)?;
+            Ok(serde_json::from_str(&line)?)
+        };
+        match exchange().map_err(|error| KvError::closed(format!("the store is gone: {error}")))? {
+            Answer::Bytes(bytes) => Ok((bytes, 0)),
+            Answer::Number(number) => Ok((Vec::new(), number)),
+            Answer::Timeout(message) => Err(KvError::timeout(message)),
+            Answer::Closed(message) => Err(KvError::closed(message)),
+        }
+    }
+}
+
+fn owned(keys: &[&str]) -> Vec<String> {
+    keys.iter().map(|&key| key.to_owned()).collect()
+}
+
+impl KeyValue for Remote {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), KvError> {
+        self.call(&Call::Set(key.to_owned(), value.to_vec())).map(drop)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError> {
+        self.call(&Call::Get(key.to_owned(), timeout)).map(|(bytes, _)| bytes)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64, KvError> {
+        self.call(&Call::Add(key.to_owned(), amount)).map(|(_, sum)| sum)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, KvError> {
+        self.call(&Call::Check(owned(keys))).map(|(_, yes)| yes != 0)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), KvError> {
+        self.call(&Call::Wait(owned(keys), timeout)).map(drop)
+    }
+
+    fn delete(&self, key: &str) -> Result<bool, KvError> {
+        self.call(&Call::Delete(key.to_owned())).map(|(_, yes)| yes != 0)
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>, KvError> {
+        self.call(&Call::CompareSet(key.to_owned(), expected.to_vec(), desired.to_vec())).map(|(bytes, _)| bytes)
+    }
+
+    fn num_keys(&self) -> Result<i64, KvError> {
+        self.call(&Call::NumKeys).map(|(_, count)| count)
+    }
+}
