@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -123,6 +124,15 @@ void tc_group_free(tc_group* group) {
 
 namespace {
 
+// A work, and what is still to do on Gloo's thread when it has ended well.
+struct Started {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::function<void()> then;
+
+  Started(c10::intrusive_ptr<c10d::Work> work, std::function<void()> then = {})
+      : work(std::move(work)), then(std::move(then)) {}
+};
+
 // Starts one operation: refuses on an aborted group, then follows the work's end.
 template <class Start>
 int32_t start_work(tc_group* group, tc_work** out, char** message, const Start& start) {
@@ -135,7 +145,8 @@ int32_t start_work(tc_group* group, tc_work** out, char** message, const Start& 
         return TC_ABORTED;
       }
     }
-    auto work = start(*group->backend);
+    Started started = start(*group->backend);
+    auto& work = started.work;
     std::shared_ptr<bool> done;
     if (group->gloo) {
       done = std::make_shared<bool>(false);
@@ -144,7 +155,10 @@ int32_t start_work(tc_group* group, tc_work** out, char** message, const Start& 
         ++state->under_way;
       }
       // Runs on Gloo's thread when the work ends, or here and now when it has ended already.
-      work->getFuture()->addCallback([state, done](c10::ivalue::Future&) {
+      work->getFuture()->addCallback([state, done, then = std::move(started.then)](c10::ivalue::Future& future) {
+        if (then && !future.hasError()) {
+          then();
+        }
         {
           const std::lock_guard<std::mutex> lock(state->mutex);
           *done = true;
@@ -200,14 +214,33 @@ int32_t tc_all_gather(
   });
 }
 
+// libtorch's Gloo has no true reduce-scatter: its own reduces everywhere and copies, but only in wait(), with no future to
+// follow. Here the copy is part of the work.
 int32_t tc_reduce_scatter(
     tc_group* group, const at::Tensor* output, const at::Tensor* input, int32_t op, tc_work** out, char** message) {
-  return start_work(group, out, message, [&](c10d::Backend& backend) {
-    c10d::ReduceScatterOptions options;
+  if (!group->gloo) {
+    return start_work(group, out, message, [&](c10d::Backend& backend) {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = reduce_op(op);
+      at::Tensor own = output->view({-1});
+      at::Tensor whole = input->view({-1});
+      return backend._reduce_scatter_base(own, whole, options);
+    });
+  }
+  return start_work(group, out, message, [&](c10d::Backend& backend) -> Started {
+    const at::NoGradGuard no_grad;
+    c10d::AllreduceOptions options;
     options.reduceOp = reduce_op(op);
-    at::Tensor own = output->view({-1});
-    at::Tensor whole = input->view({-1});
-    return backend._reduce_scatter_base(own, whole, options);
+    at::Tensor whole = input->view({-1}).clone();
+    at::Tensor own = *output;
+    const auto offset = static_cast<size_t>(backend.getRank()) * own.nbytes();
+    std::vector<at::Tensor> tensors{whole};
+    auto work = backend.allreduce(tensors, options);
+    return {std::move(work), [whole, own, offset] {
+              if (own.nbytes() > 0) {
+                memcpy(own.data_ptr(), static_cast<const char*>(whole.data_ptr()) + offset, own.nbytes());
+              }
+            }};
   });
 }
 

@@ -1,6 +1,7 @@
 //! Process groups and their works.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,9 +58,19 @@ pub struct ProcessGroup {
     backend: Backend,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Backend {
     Gloo,
+    Nccl { device: i32, plugin: PathBuf },
+}
+
+impl Backend {
+    fn device(&self) -> Device {
+        match self {
+            Self::Gloo => Device::Cpu,
+            Self::Nccl { device, .. } => Device::Cuda(usize::try_from(*device).unwrap_or(0)),
+        }
+    }
 }
 
 impl ProcessGroup {
@@ -73,6 +84,22 @@ impl ProcessGroup {
     pub fn gloo(store: Arc<dyn KeyValue>, options: &GroupOptions) -> Result<Self, Error> {
         let keys: Arc<dyn KeyValue> = Arc::new(Prefixed::new(store.clone(), "world"));
         Self::form(Backend::Gloo, keys, store, options)
+    }
+
+    /// Forms a group over NCCL for the CUDA device `device` of this process, by the plug-in at `plugin`
+    /// (`libtrainctl_nccl.so`, built by `nccl/build.sh`). Communicators are made here, not at the first collective. NCCL finds its
+    /// own addresses: `options.address` is not used.
+    ///
+    /// Compiled and not yet run on a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Library`] if libtorch_cuda or the plug-in cannot be opened, else as [`gloo`](Self::gloo).
+    pub fn nccl(store: Arc<dyn KeyValue>, options: &GroupOptions, device: usize, plugin: &Path) -> Result<Self, Error> {
+        let Ok(device) = i32::try_from(device) else {
+            return Err(Error::Argument { operation: "form an NCCL group", message: format!("CUDA device {device}") });
+        };
+        let keys: Arc<dyn KeyValue> = Arc::new(Prefixed::new(store.clone(), "world"));
+        Self::form(Backend::Nccl { device, plugin: plugin.to_owned() }, keys, store, options)
     }
 
     fn form(
@@ -93,8 +120,9 @@ impl ProcessGroup {
         if options.timeout.is_zero() {
             return Err(argument("a timeout of 0: give at least a millisecond".to_owned()));
         }
-        let group = match backend {
+        let group = match &backend {
             Backend::Gloo => Group::gloo(keys, rank, size, &options.address.to_string(), options.timeout)?,
+            Backend::Nccl { device, plugin } => Group::nccl(keys, rank, size, *device, options.timeout, plugin)?,
         };
         Ok(Self { group: Arc::new(group), store, options: options.clone(), backend })
     }
@@ -128,7 +156,7 @@ impl ProcessGroup {
         };
         let keys: Arc<dyn KeyValue> = Arc::new(Prefixed::new(self.store.clone(), &format!("group/{name}")));
         let options = GroupOptions { rank, world_size: ranks.len(), ..self.options.clone() };
-        Self::form(self.backend, keys, self.store.clone(), &options).map(Some)
+        Self::form(self.backend.clone(), keys, self.store.clone(), &options).map(Some)
     }
 
     /// Combines `tensor` over all ranks, in place.
@@ -201,9 +229,9 @@ impl ProcessGroup {
 
     fn check(&self, operation: &'static str, tensors: &[&Tensor]) -> Result<(), Error> {
         for tensor in tensors {
-            let Self { backend: Backend::Gloo, .. } = self;
-            if tensor.device() != Device::Cpu {
-                let message = format!("a tensor on {:?}: Gloo takes CPU tensors only", tensor.device());
+            let wanted = self.backend.device();
+            if tensor.device() != wanted {
+                let message = format!("a tensor on {:?}: this group takes tensors on {wanted:?} only", tensor.device());
                 return Err(Error::Argument { operation, message });
             }
             if !tensor.is_contiguous() {

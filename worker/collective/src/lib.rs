@@ -28,4 +28,4 @@ pub use error::Error;
 pub use group::{GroupOptions, ProcessGroup, ReduceOp, Work};
 pub use memory::MemoryStore;
 pub use store::{KeyValue, KvError, KvErrorKind, Prefixed};
-pub use torch::{AdamW, fused_adamw, grad, set_deterministic, set_flush_denormal, set_num_threads};
+pub use torch::{AdamW, fused_adamw, grad, open_cuda, set_deterministic, set_flush_denormal, set_num_threads};

@@ -2,6 +2,7 @@
 //!
 //! Coverage: K-1 `a_generation_that_ends_ends_the_rendezvous`; K-2 `a_panicking_store_is_an_error`; K-3
 //! `works_may_be_dropped`; K-4 `abort_ends_waits_and_is_seen_by_peers`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed helper fails the test that called it")]
 
 mod common;
 
@@ -291,4 +292,18 @@ fn a_rank_outside_the_world_is_refused() {
     let options = GroupOptions { rank: 2, world_size: 2, address: "127.0.0.1".parse().unwrap(), timeout: PATIENCE };
     let made = ProcessGroup::gloo(Arc::new(trainctl_collective::MemoryStore::new()), &options);
     assert!(matches!(made, Err(Error::Argument { .. })));
+}
+
+/// On a machine with the whole CUDA install libtorch_cuda opens even without a GPU; then it is the plug-in that is missing.
+#[test]
+fn a_missing_library_is_named() {
+    let options = GroupOptions { rank: 0, world_size: 1, address: "127.0.0.1".parse().unwrap(), timeout: PATIENCE };
+    let store = Arc::new(trainctl_collective::MemoryStore::new());
+    let missing = std::path::Path::new("/nonexistent/libtrainctl_nccl.so");
+    let Err(error) = ProcessGroup::nccl(store, &options, 0, missing) else { panic!("opened nothing") };
+    let Error::Library { library, message, .. } = &error else { panic!("{error}") };
+    match trainctl_collective::open_cuda() {
+        Ok(()) => assert!(library.contains("/nonexistent/") && message.contains("nccl/build.sh"), "{error}"),
+        Err(_) => assert!(library == "libtorch_cuda.so" && message.contains("LIBTORCH"), "{error}"),
+    }
 }

@@ -1,13 +1,14 @@
 //! Safe handles of csrc/group.cpp.
 
 use std::ffi::{CString, c_char, c_void};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tch::Tensor;
 
 use super::kv::{self, Callbacks, LastError};
-use super::{checked, tensor};
+use super::{checked, cuda, tensor};
 use crate::error::Error;
 use crate::store::KeyValue;
 
@@ -31,6 +32,8 @@ unsafe extern "C" {
         out: *mut *mut RawGroup,
         message: *mut *mut c_char,
     ) -> i32;
+    fn tc_store_new(callbacks: Callbacks, timeout_ms: i64) -> *mut c_void;
+    fn tc_group_of_backend(backend: *mut c_void) -> *mut RawGroup;
     fn tc_group_abort(group: *mut RawGroup, reason: *const c_char, message: *mut *mut c_char) -> i32;
     fn tc_group_free(group: *mut RawGroup);
     fn tc_all_reduce(
@@ -121,6 +124,32 @@ impl Group {
         });
         made.map_err(|error| with_store_error(operation, error, &last_error))?;
         Ok(Self { raw, starting: Mutex::new(()) })
+    }
+
+    /// As [`gloo`](Self::gloo), by the plug-in at `plugin`, for the CUDA device `device`.
+    pub(crate) fn nccl(
+        store: Arc<dyn KeyValue>,
+        rank: i32,
+        size: i32,
+        device: i32,
+        timeout: Duration,
+        plugin: &Path,
+    ) -> Result<Self, Error> {
+        let operation = "form an NCCL group";
+        let make = cuda::open_plugin(plugin)?;
+        let timeout_ms = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+        let (callbacks, last_error) = kv::callbacks(store);
+        let mut backend = std::ptr::null_mut();
+        let made = checked(operation, |message| {
+            // SAFETY: the store takes over the callbacks, the plug-in takes over the store in every case.
+            unsafe {
+                let store = tc_store_new(callbacks, timeout_ms);
+                make(store, rank, size, device, timeout_ms, &raw mut backend, message)
+            }
+        });
+        made.map_err(|error| with_store_error(operation, error, &last_error))?;
+        // SAFETY: the plug-in gave a backend with one reference, which passes to the group.
+        Ok(Self { raw: unsafe { tc_group_of_backend(backend) }, starting: Mutex::new(()) })
     }
 
     pub(crate) fn start(&self, operation: &'static str, start: &Start<'_>) -> Result<Work, Error> {

@@ -1,6 +1,7 @@
 //! The boundary to `csrc/`: declarations, and one safe wrapper for each.
 #![expect(unsafe_code, reason = "calls into the C++ of csrc/, each with a SAFETY note")]
 
+pub(crate) mod cuda;
 pub(crate) mod group;
 pub(crate) mod kv;
 pub(crate) mod random;

@@ -10,17 +10,17 @@ use std::time::Duration;
 use trainctl_collective::{GroupOptions, KeyValue, KvError, KvErrorKind, MemoryStore};
 
 /// How long anything may take before a test gives up. Never waited for in a passing run.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const SCENARIO: &str = "TRAINCTL_TEST_SCENARIO";
 
 /// What a rank process was started for; `None` in the test process itself.
-pub fn scenario() -> Option<String> {
+pub(crate) fn scenario() -> Option<String> {
     std::env::var(SCENARIO).ok()
 }
 
 /// The options of this rank process, and the store that it shares with the others.
-pub fn this_rank(timeout: Duration) -> (GroupOptions, Arc<dyn KeyValue>) {
+pub(crate) fn this_rank(timeout: Duration) -> (GroupOptions, Arc<dyn KeyValue>) {
     let number = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     let address: SocketAddr = std::env::var("TRAINCTL_TEST_STORE").unwrap().parse().unwrap();
     let options = GroupOptions {
@@ -33,14 +33,14 @@ pub fn this_rank(timeout: Duration) -> (GroupOptions, Arc<dyn KeyValue>) {
 }
 
 /// The processes of one world and their store.
-pub struct World {
-    pub store: Arc<MemoryStore>,
+pub(crate) struct World {
+    pub(crate) store: Arc<MemoryStore>,
     children: Vec<Child>,
 }
 
 impl World {
     /// Starts `ranks` of a world of `size` in `scenario`.
-    pub fn start(scenario: &str, size: usize, ranks: std::ops::Range<usize>) -> Self {
+    pub(crate) fn start(scenario: &str, size: usize, ranks: std::ops::Range<usize>) -> Self {
         let store = Arc::new(MemoryStore::new());
         let address = serve(store.clone());
         let children = ranks.map(|rank| {
@@ -60,12 +60,12 @@ impl World {
     }
 
     /// SIGKILL for one rank.
-    pub fn kill(&mut self, rank: usize) {
+    pub(crate) fn kill(&mut self, rank: usize) {
         self.children[rank].kill().unwrap();
     }
 
     /// Waits until every rank but `killed` has ended well.
-    pub fn finish(mut self, killed: Option<usize>) {
+    pub(crate) fn finish(mut self, killed: Option<usize>) {
         let mut failures = String::new();
         for (rank, child) in std::mem::take(&mut self.children).into_iter().enumerate() {
             let output = child.wait_with_output().unwrap();
