@@ -49,7 +49,8 @@ pub struct GroupOptions {
 /// A group of ranks that run the same collectives in the same order. Clones share it.
 ///
 /// Tensors must be contiguous, and on the CPU for Gloo; they are read and written by c10d's threads until the [`Work`] ends.
-/// Dropping the last clone closes the connections.
+/// Dropping the last clone closes the connections, unless an operation is still under way: then its threads, tensors and
+/// connections stay until the process ends, rather than that the drop waits for the timeout.
 #[derive(Clone)]
 pub struct ProcessGroup {
     group: Arc<Group>,

@@ -71,7 +71,7 @@ pub fn fused_adamw(
     ffi::tensor::fused_adamw(&lists, numbers.lr, numbers.betas, numbers.weight_decay, numbers.eps)
 }
 
-/// The number of threads of one operation. Another count changes bits of sums, so it belongs to the layout (P4).
+/// The number of threads of one operation, for operations that this thread starts: call it on the thread that trains. Another count changes bits of sums, so it belongs to the layout (P4).
 ///
 /// # Errors
 /// [`Error::Argument`] for 0.
