@@ -1,6 +1,7 @@
 //! Puts the daemon together and takes it apart in order.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::state::StateDir;
 use crate::trainer::{self, Launcher, Setup, Trainers};
 
 /// How long tasks may take to end after the owner has.
-const DRAIN: Duration = Duration::from_secs(40);
+const DRAIN: Duration = Duration::from_secs(5);
 /// How often the keeper is looked after.
 const KEEPER_CHECK: Duration = Duration::from_secs(1);
 
@@ -68,8 +69,8 @@ pub async fn run(options: Options, state: StateDir) -> anyhow::Result<()> {
     let keep = Arc::new(Mutex::new(Vec::new()));
     let launcher = Launcher::start().context("start the launcher thread")?;
     let keeper = Keeper::start(&incarnation, keep.clone()).context("start the keeper")?;
-    let (stop_keeper, keeper_stopped) = tokio::sync::oneshot::channel();
-    let keeper = std::thread::Builder::new().name("keeper".to_owned()).spawn(|| watch(keeper, keeper_stopped))?;
+    let (stop_keeper, keeper_stopped) = channel::<()>();
+    let keeper = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || watch(keeper, &keeper_stopped))?;
 
     let (events_tx, events) = mpsc::channel(EVENT_QUEUE);
     let (transport, gateway) = Grpc::new(options.coordinator.clone(), shutdown.clone());
@@ -125,16 +126,11 @@ pub async fn run(options: Options, state: StateDir) -> anyhow::Result<()> {
 
 /// Looks after the keeper until told to let it go. A thread of its own: a keeper's death signal, like a trainer's, would
 /// follow the thread that forked it, and nothing here may hold up the runtime.
-fn watch(mut keeper: Keeper, mut stopped: tokio::sync::oneshot::Receiver<()>) {
-    loop {
-        match stopped.try_recv() {
-            Err(tokio::sync::oneshot::error::TryRecvError::Empty) => {}
-            Ok(()) | Err(_) => break,
-        }
+fn watch(mut keeper: Keeper, stopped: &Receiver<()>) {
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(KEEPER_CHECK) {
         if let Err(error) = keeper.check() {
             tracing::error!(%error, "the keeper cannot be started");
         }
-        std::thread::park_timeout(KEEPER_CHECK);
     }
     keeper.release();
 }

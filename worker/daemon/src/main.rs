@@ -14,6 +14,9 @@ const INTERNAL: u8 = 2;
 /// Wrong flags, or a state directory that cannot be used.
 const USAGE: u8 = 64;
 
+/// How long threads may take to end after the daemon has.
+const LAST_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Runs trainers on one GPU (or CPU slot) for a coordinator.
 ///
 /// Example: trainctl-worker --state-dir /tmp/worker0 --coordinator runs/gpt2-124m/control
@@ -78,7 +81,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(INTERNAL, &format!("start the async runtime: {error}")),
     };
-    match runtime.block_on(daemon::run(options, state)) {
+    let outcome = runtime.block_on(daemon::run(options, state));
+    // A thread that waits for a process in uninterruptible sleep must not hold this one.
+    runtime.shutdown_timeout(LAST_WAIT);
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(INTERNAL, &format!("{error:#}")),
     }

@@ -14,6 +14,8 @@ use crate::state::{Fences, StoredFence};
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long a new stream may take to its Welcome; also the lease until a Welcome has named one.
 pub const FIRST_LEASE: Duration = Duration::from_secs(10);
+/// A tick later than this after the one before means that we, not the coordinator, were held up (J6).
+const LATE_TICK: Duration = Duration::from_millis(500);
 /// Command ids whose results are kept. A coordinator repeats only commands that it has no result of.
 const MAX_RESULTS: usize = 1_024;
 
@@ -145,6 +147,7 @@ pub struct Machine {
     trainer: Trainer,
     fences: Fences,
     results: VecDeque<(String, Option<CommandResult>)>,
+    ticked_at: Duration,
     run_of: fn(&Assignment) -> Result<String, String>,
 }
 
@@ -156,6 +159,7 @@ impl Machine {
             trainer: Trainer::Idle,
             fences,
             results: VecDeque::new(),
+            ticked_at: Duration::ZERO,
             run_of,
         }
     }
@@ -212,6 +216,14 @@ impl Machine {
     }
 
     fn tick(&mut self, now: Duration) -> Vec<Effect> {
+        let since = now.saturating_sub(self.ticked_at);
+        self.ticked_at = now;
+        if let Stream::Up { heard_at, .. } = &mut self.stream
+            && since > LATE_TICK
+        {
+            // J6: what the coordinator said meanwhile may still wait in our queue.
+            *heard_at = (*heard_at + since).min(now);
+        }
         match self.stream {
             Stream::Down { dial_at } if now >= dial_at => {
                 self.stream = Stream::Dialling;

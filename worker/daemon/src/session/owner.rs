@@ -25,6 +25,8 @@ pub const EVENT_QUEUE: usize = 1_024;
 const TICK: Duration = Duration::from_millis(50);
 /// Delays between dials: never more than a second (W5).
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// On shutdown: how long the trainer may take to be gone; a little more than trying to kill it takes (T4).
+const KILLING: Duration = Duration::from_secs(35);
 /// On shutdown: how long the coordinator may take to acknowledge what the spool holds.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -92,8 +94,8 @@ impl<P: Processes> Owner<P> {
         Self { machine, parts, backoff, wire: None, dialling: None, pump: None, shutdown, killed: false, last_refusal }
     }
 
-    /// Runs until the shutdown, then kills the trainer, waits until it is gone (the caller bounds that) and until the
-    /// coordinator knows, for 2 s at most.
+    /// Runs until the shutdown, then kills the trainer, waits until it is gone (35 s at most: then it cannot be killed)
+    /// and until the coordinator knows (2 s at most).
     ///
     /// # Errors
     /// [`StateError`] when the fences cannot be stored: going on would break W3.
@@ -101,10 +103,14 @@ impl<P: Processes> Owner<P> {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let shutdown = self.shutdown.clone();
-        let mut leave_at = None;
+        let (mut leave_at, mut give_up_at) = (None, None);
         loop {
             if shutdown.is_triggered() && leave_at.is_none() && !self.machine.has_trainer() {
                 leave_at = Some(self.parts.clock.now() + LAST_WORDS);
+            }
+            if give_up_at.is_some_and(|at| self.parts.clock.now() >= at) {
+                tracing::error!("the trainer cannot be killed; leaving without it");
+                break;
             }
             let told = self.wire.is_none() || self.parts.spool.status().waiting == 0;
             if leave_at.is_some_and(|at| told || self.parts.clock.now() >= at) {
@@ -114,6 +120,7 @@ impl<P: Processes> Owner<P> {
                 () = shutdown.cancelled(), if !self.killed => {
                     self.parts.processes.kill("the worker is shutting down");
                     self.killed = true;
+                    give_up_at = Some(self.parts.clock.now() + KILLING + LAST_WORDS);
                     continue;
                 }
                 Some(event) = self.parts.events.recv() => event,

@@ -36,6 +36,10 @@ pub(super) fn open(run_dir: &Path, generation: u64, rank: u32) -> Result<Log, St
             path.display()
         )
     };
+    if !run_dir.is_dir() {
+        // Never made here: on a machine that does not see the shared directory it would be another one.
+        return Err(format!("run directory {} does not exist on this machine", run_dir.display()));
+    }
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }

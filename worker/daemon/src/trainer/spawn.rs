@@ -119,12 +119,7 @@ impl Child {
     pub(super) fn wait(&self) -> std::io::Result<ExitStatus> {
         let pid = Pid::from_raw(i32::try_from(self.pid).map_err(std::io::Error::other)?);
         // Looks without reaping, so that the lock is not held for the trainer's life.
-        loop {
-            match waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
-                Err(Errno::EINTR) => {}
-                Ok(_) | Err(_) => break,
-            }
-        }
+        while let Err(Errno::EINTR) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {}
         let mut waiting = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.reaped = true;
         waiting.child.wait()

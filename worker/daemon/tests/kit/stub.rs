@@ -178,11 +178,6 @@ impl Stub {
         self.lock().heard.iter().filter(|heard| is_it(&heard.body)).count()
     }
 
-    /// Reports heard so far.
-    pub fn reports(&self) -> Vec<(Heard, RankReport)> {
-        reports(&self.lock())
-    }
-
     pub fn wait_report<T>(&self, what: &str, pick: impl Fn(&Heard, &RankReport) -> Option<T>) -> T {
         self.wait(what, |shared| reports(shared).iter().find_map(|(heard, report)| pick(heard, report)))
     }
