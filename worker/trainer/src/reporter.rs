@@ -1,0 +1,146 @@
+//! Reports to the worker, in the order in which the engine makes them.
+//!
+//! The engine's calls only queue. One task sends each report and waits for its reply before the next, so the order holds
+//! and a spooled report is on the worker's disk before anything later is said. While the worker's disk is full a report is
+//! tried again: a metric row is the last thing to be dropped (P5). Only a queue that is full makes the engine wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tonic::Code;
+use trainctl_engine::{Finished, Link as EngineLink, Requests};
+use trainctl_proto::v1::{self, PhaseChanged, RankReport, StepDone, rank_report::Report};
+use trainctl_spec::Step;
+use trainctl_spec::report::{Phase, ShardReport, TrainRow, ValidationRow};
+
+use crate::ending::Ending;
+use crate::link::Link;
+use crate::requests::Pending;
+
+/// Reports that may wait for the worker: some thousand steps.
+const QUEUE: usize = 8_192;
+/// Pause before a report is tried again that the worker could not store.
+const RETRY: Duration = Duration::from_secs(1);
+
+enum Item {
+    Report(Box<Report>),
+    /// Answered once everything before it is delivered, or with why it cannot be.
+    Flush(oneshot::Sender<Result<(), String>>),
+}
+
+/// The engine's link to its worker.
+pub(crate) struct Reporter {
+    queue: mpsc::Sender<Item>,
+    requests: Arc<Pending>,
+}
+
+impl Reporter {
+    /// Starts the sending task on the link's threads.
+    pub(crate) fn start(link: &Link, requests: Arc<Pending>) -> Self {
+        let (queue, items) = mpsc::channel(QUEUE);
+        let client = link.client();
+        link.handle().spawn(send_all(client, items));
+        Self { queue, requests }
+    }
+
+    /// Reports the finish; returns once the worker has it and everything before.
+    pub(crate) fn finish(&self, finished: &Finished) -> Result<(), Ending> {
+        let cause = v1::FinishCause::from(finished.cause).into();
+        self.report(Report::Finished(v1::Finished { steps_done: finished.next_step.0, cause }));
+        self.flush()
+    }
+
+    /// Returns once the worker has everything that was reported.
+    pub(crate) fn flush(&self) -> Result<(), Ending> {
+        let lost = |why: &str| Ending::peer_lost(format!("the worker does not take reports any more: {why}"));
+        let (reply, answer) = oneshot::channel();
+        self.queue.blocking_send(Item::Flush(reply)).map_err(|_| lost("the link has ended"))?;
+        answer.blocking_recv().map_err(|_| lost("the link has ended"))?.map_err(|why| lost(&why))
+    }
+
+    fn report(&self, report: Report) {
+        if self.queue.blocking_send(Item::Report(Box::new(report))).is_err() {
+            tracing::error!("a report was dropped: the link has ended");
+        }
+    }
+}
+
+impl EngineLink for Reporter {
+    fn phase(&self, phase: Phase, _: Step) {
+        if phase == Phase::Saving {
+            self.requests.save_begins();
+        }
+        self.report(Report::Phase(PhaseChanged { phase: v1::Phase::from(phase).into() }));
+    }
+
+    fn formed(&self) {
+        self.report(Report::Formed(v1::Formed {}));
+    }
+
+    fn step_done(&self, step: Step) {
+        self.report(Report::Step(StepDone { step: step.0 }));
+    }
+
+    fn train_row(&self, row: TrainRow) {
+        self.report(Report::TrainRow((&row).into()));
+    }
+
+    fn validation_row(&self, row: ValidationRow) {
+        self.report(Report::ValidationRow((&row).into()));
+    }
+
+    fn shards_durable(&self, report: ShardReport) {
+        match v1::ShardsDurable::try_from(&report) {
+            Ok(shards) => self.report(Report::Shards(shards)),
+            Err(error) => tracing::error!(%error, checkpoint = report.checkpoint, "the shards cannot be reported"),
+        }
+    }
+
+    fn save_failed(&self, step: Step, why: &str) {
+        tracing::error!(step = step.0, why, "save failed; the run goes on on the last commit");
+    }
+
+    fn requests(&self) -> Requests {
+        self.requests.now()
+    }
+}
+
+type Client = v1::trainer_link_client::TrainerLinkClient<tonic::transport::Channel>;
+
+async fn send_all(mut client: Client, mut items: mpsc::Receiver<Item>) {
+    let mut broken: Option<String> = None;
+    while let Some(item) = items.recv().await {
+        match item {
+            Item::Report(report) => {
+                if broken.is_none()
+                    && let Err(why) = send(&mut client, *report).await
+                {
+                    tracing::error!(%why, "the worker takes no more reports");
+                    broken = Some(why);
+                }
+            }
+            Item::Flush(reply) => {
+                let outcome = broken.clone().map_or(Ok(()), Err);
+                if reply.send(outcome).is_err() {
+                    tracing::debug!("nobody waits for the reports any more");
+                }
+            }
+        }
+    }
+}
+
+/// Sends one report until the worker has it. The worker fills in whose it is.
+async fn send(client: &mut Client, report: Report) -> Result<(), String> {
+    let message = RankReport { fence: None, rank: 0, report: Some(report) };
+    loop {
+        match client.report(message.clone()).await {
+            Ok(_) => return Ok(()),
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                tracing::warn!(why = status.message(), "the worker cannot store a report; trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(status) => return Err(format!("{:?}: {}", status.code(), status.message())),
+        }
+    }
+}
