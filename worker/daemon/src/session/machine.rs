@@ -121,6 +121,9 @@ enum Trainer {
         run: String,
         running: RunningTrainer,
         stop: Vec<String>,
+        /// Its report that every process group is made. It is not spooled and must not get lost with a stream, or the
+        /// generation would never be formed; so it is said again on every new one.
+        formed: Option<Box<RankReport>>,
     },
     /// Its end is known or wished for; it is not gone yet.
     Stuck {
@@ -254,7 +257,11 @@ impl Machine {
                 if let Stream::Up { lease, .. } = &mut self.stream {
                     *lease = Duration::from_millis(welcome.lease_ms.max(1_000));
                 }
-                vec![Effect::Pump]
+                let formed = match &self.trainer {
+                    Trainer::Running { formed, .. } => formed.clone(),
+                    _ => None,
+                };
+                formed.map(|report| Effect::Send(Outgoing::Report(*report))).into_iter().chain([Effect::Pump]).collect()
             }
             Command::Beat(_) => Vec::new(),
             Command::Ack(ack) => vec![Effect::Acked(ack)],
@@ -406,8 +413,9 @@ impl Machine {
     }
 
     fn said(&mut self, report: RankReport) -> Vec<Effect> {
-        if let Trainer::Running { running, .. } = &mut self.trainer {
+        if let Trainer::Running { running, formed, .. } = &mut self.trainer {
             match &report.report {
+                Some(Report::Formed(_)) => *formed = Some(Box::new(report.clone())),
                 Some(Report::Phase(changed)) => running.phase = changed.phase,
                 Some(Report::Step(done)) => running.step = Some(done.step),
                 _ => {}
@@ -427,7 +435,7 @@ impl Machine {
         }
         let phase = Phase::Starting.into();
         let running = RunningTrainer { fence: Some(fence), rank, pid, start_time, phase, step: None };
-        self.trainer = Trainer::Running { run, running, stop };
+        self.trainer = Trainer::Running { run, running, stop, formed: None };
         effects.push(self.done(&command));
         effects
     }

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use trainctl_proto::v1::{
-    Assignment, Beat, CommandResult, Fence, Phase, PhaseChanged, RankReport, StartTrainer, StepDone, StopRequest,
-    StopTrainer, TrainerControl, Welcome, coordinator_message::Body as Command, rank_report::Report, trainer_control,
+    Assignment, Beat, CommandResult, Fence, Formed, Phase, PhaseChanged, RankReport, StartTrainer, StepDone,
+    StopRequest, StopTrainer, TrainerControl, Welcome, coordinator_message::Body as Command, rank_report::Report,
+    trainer_control,
 };
 
 use super::machine::{Effect, Event, FIRST_LEASE, HEARTBEAT, Machine, Outgoing};
@@ -224,6 +227,77 @@ fn a_stream_that_is_never_welcome_is_given_up() {
         }
     }
     assert_eq!(given_up_at, Some(NOW + FIRST_LEASE + Duration::from_millis(50)));
+}
+
+#[test]
+fn that_the_trainer_is_formed_is_said_again_on_a_new_stream() {
+    let mut machine = running();
+    let welcome = || Event::Heard(Command::Welcome(Welcome { incarnation: "x".to_owned(), lease_ms: 3_000 }));
+    assert_eq!(machine.on(NOW, welcome()), [Effect::Pump]);
+    let formed = RankReport { fence: Some(fence(7, 5)), rank: 1, report: Some(Report::Formed(Formed {})) };
+    assert_eq!(machine.on(NOW, Event::Said(formed.clone())), [Effect::Send(Outgoing::Report(formed.clone()))]);
+    assert_eq!(machine.on(NOW, welcome()), [Effect::Send(Outgoing::Report(formed)), Effect::Pump]);
+    machine.on(NOW, Event::Gone);
+    assert_eq!(machine.on(NOW, welcome()), [Effect::Pump]);
+}
+
+/// W1–W4 under 2,000 random histories: repeated, reordered, stale and early commands of several coordinators, with
+/// trainers that fail to start, end by themselves or get stuck.
+#[test]
+fn no_history_of_commands_breaks_an_invariant() {
+    let base: u64 = rand::random();
+    println!("seed {base}");
+    for history in 0..2_000 {
+        let seed = base.wrapping_add(history);
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut machine = machine();
+        // What the world outside knows: the trainer that really exists, and every fence that was ever obeyed.
+        let (mut alive, mut starting) = (false, false);
+        let mut remembered = machine.fences().get("/r").cloned();
+        let mut obeyed = (0, 0);
+        let mut started = std::collections::HashSet::new();
+        for _ in 0..60 {
+            let (generation, term) = (random.random_range(1..8), random.random_range(1..6));
+            let id = format!("{}", random.random_range(0..12));
+            let event = match random.random_range(0..10) {
+                0..=3 => start(&id, "/r", generation, term),
+                4..=5 => stop(&format!("s{id}"), generation, term),
+                6 => control(generation, term),
+                7 if starting => Event::Started { pid: 1, start_time: 1 },
+                8 if starting => Event::StartFailed { reason: "x".to_owned() },
+                8 if alive => Event::Stuck { reason: "x".to_owned() },
+                9 if alive => Event::Gone,
+                _ => Event::Tick,
+            };
+            match event {
+                Event::Started { .. } => (starting, alive) = (false, true),
+                Event::StartFailed { .. } => starting = false,
+                Event::Gone => alive = false,
+                _ => {}
+            }
+            for effect in machine.on(NOW, event) {
+                match effect {
+                    Effect::Remember => remembered = machine.fences().get("/r").cloned(),
+                    Effect::Start(assignment) => {
+                        assert!(!alive && !starting, "seed {seed}: W4");
+                        let fence = assignment.fence.unwrap();
+                        assert!(started.insert(fence.generation), "seed {seed}: W1: {fence:?} twice");
+                        assert!(fence.generation > obeyed.0 && fence.term >= obeyed.1, "seed {seed}: W2: {fence:?}");
+                        assert_eq!(remembered.as_ref(), machine.fences().get("/r"), "seed {seed}: W3");
+                        obeyed = (fence.generation, fence.term);
+                        starting = true;
+                    }
+                    Effect::Kill { .. } | Effect::Control(_) => {
+                        assert!(alive || starting, "seed {seed}: nothing is there");
+                        assert_eq!(remembered.as_ref(), machine.fences().get("/r"), "seed {seed}: W3");
+                        obeyed.1 = machine.fences().latest_term().max(obeyed.1);
+                    }
+                    _ => {}
+                }
+            }
+            assert_eq!(machine.has_trainer(), alive || starting, "seed {seed}");
+        }
+    }
 }
 
 /// J6: a worker that was stopped itself does not blame the coordinator.

@@ -18,3 +18,5 @@ pub mod transport;
 
 #[cfg(test)]
 mod machine_tests;
+#[cfg(test)]
+mod owner_tests;
