@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,7 +10,7 @@ use tracing::{error, info};
 use trainctl_spec::Generation;
 use trainctl_spec::report::{TrainRow, ValidationRow};
 use trainctl_store::rows::{Order, RowFile, parse_rows};
-use trainctl_store::{Error, RunDir};
+use trainctl_store::{Error, Fence, RunDir};
 
 use crate::events::Entry;
 
@@ -25,18 +26,19 @@ pub struct Rows {
 struct Slot {
     path: PathBuf,
     order: Order,
+    fence: Arc<dyn Fence>,
     file: Option<RowFile>,
 }
 
 impl Slot {
-    fn new(path: PathBuf, order: Order) -> Self {
-        Self { path, order, file: None }
+    fn new(path: PathBuf, order: Order, fence: &Arc<dyn Fence>) -> Self {
+        Self { path, order, fence: fence.clone(), file: None }
     }
 
     fn open(&mut self) -> Result<&mut RowFile, Error> {
         match &mut self.file {
             Some(file) => Ok(file),
-            empty => Ok(empty.insert(RowFile::open(&self.path, self.order)?)),
+            empty => Ok(empty.insert(RowFile::open_fenced(&self.path, self.order, self.fence.clone())?)),
         }
     }
 
@@ -47,12 +49,12 @@ impl Slot {
             let written = tokio::task::block_in_place(|| self.open().and_then(|file| file.append(row)));
             match written {
                 Ok(_) => return,
-                Err(error @ (Error::Io { .. } | Error::Superseded { .. })) => {
+                Err(error @ Error::Io { .. }) => {
                     error!(path = %self.path.display(), %error, "a row cannot be written: trying again");
                     tokio::time::sleep(retry).await;
                 }
                 Err(error) => {
-                    error!(path = %self.path.display(), %error, "a row without a place was left out");
+                    error!(path = %self.path.display(), %error, "a row that has no place here was left out");
                     return;
                 }
             }
@@ -62,12 +64,12 @@ impl Slot {
 
 impl Rows {
     /// The files of a run with these validation sets.
-    pub fn open<'a>(run_dir: &RunDir, validations: impl Iterator<Item = &'a String>) -> Self {
-        let validation = |name: &String| (name.clone(), Slot::new(run_dir.validation_rows(name), Order::ByStep));
+    pub fn open<'a>(run_dir: &RunDir, validations: impl Iterator<Item = &'a String>, fence: &Arc<dyn Fence>) -> Self {
+        let validation = |name: &String| (name.clone(), Slot::new(run_dir.validation_rows(name), Order::ByStep, fence));
         Self {
-            training: Slot::new(run_dir.training_rows(), Order::ByStep),
+            training: Slot::new(run_dir.training_rows(), Order::ByStep, fence),
             validations: validations.map(validation).collect(),
-            events: Slot::new(run_dir.events(), Order::AsAppended),
+            events: Slot::new(run_dir.events(), Order::AsAppended, fence),
             run_dir: run_dir.clone(),
         }
     }

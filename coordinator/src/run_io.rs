@@ -16,7 +16,7 @@ use trainctl_spec::{Generation, JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::manifest::{Manifest, Metrics, Parent};
-use trainctl_store::{CheckpointStore, RunDir, Tenure, state_hash};
+use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, state_hash};
 
 use crate::core::Event;
 use crate::events::Entry;
@@ -175,7 +175,8 @@ impl RunTask {
     /// Carries out requests until the queue closes.
     pub async fn run(self, mut requests: mpsc::UnboundedReceiver<IoRequest>) -> Result<(), crate::owner::Gone> {
         let store = CheckpointStore::open(&self.spec.run_dir);
-        let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys());
+        let fence: Arc<dyn Fence> = self.tenure.clone();
+        let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys(), &fence);
         let (first, last, validation) = rows.known();
         let known = IoResult::Known { pointers: self.pointers(&store).await, first, last, validation };
         self.answer(known).await?;

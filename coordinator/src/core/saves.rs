@@ -15,10 +15,10 @@ use crate::run_io::{AckToken, CommitRequest, Committed, IoRequest};
 
 /// One step's save, until its manifest exists.
 #[derive(Debug, Default)]
-pub struct Save {
+pub(super) struct Save {
     reports: BTreeMap<u32, ShardReport>,
     /// Reports that their workers keep until the commit.
-    pub tokens: Vec<AckToken>,
+    pub(super) tokens: Vec<AckToken>,
     state: State,
 }
 
@@ -35,7 +35,7 @@ enum State {
 
 impl Save {
     /// Every rank has reported: it will be a commit unless the store refuses for good.
-    pub fn may_commit(&self) -> bool {
+    pub(super) fn may_commit(&self) -> bool {
         self.state != State::Collecting
     }
 }

@@ -1,0 +1,52 @@
+# The list of what can be done here; the code behind it is in scripts/ and in the crates. `make help` prints it.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# libtorch is installed into the user's cache when it is first needed; LIBTORCH overrides it.
+WITH_TORCH = LIBTORCH="$$(scripts/libtorch.sh)"
+BINARIES = -p trainctl -p trainctl-coordinator -p trainctl-worker -p trainctl-trainer
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+.PHONY: libtorch
+libtorch: ## Install libtorch into the user's cache (no root needed) and print its folder
+	@scripts/libtorch.sh
+
+.PHONY: build
+build: ## Build all four binaries in release
+	$(WITH_TORCH) cargo build --release --locked $(BINARIES)
+
+.PHONY: quickstart
+quickstart: build ## Make data and a tokenizer, train a small GPT-2 with two workers on this machine
+	scripts/quickstart.sh
+
+.PHONY: test
+test: fmt lint build ## Install what the tests need (target/ and the cache only) and run them all
+	scripts/test.sh
+
+.PHONY: fmt
+fmt: ## Check the formatting
+	cargo fmt --all -- --check
+
+.PHONY: lint
+lint: ## Clippy over all crates, warnings are errors
+	$(WITH_TORCH) cargo clippy --release --locked --workspace --all-targets -- -D warnings
+
+.PHONY: deny
+deny: ## Licences, advisories and duplicate versions (needs cargo-deny)
+	cargo deny check
+
+.PHONY: schema
+schema: ## Write docs/job.schema.json from the spec's types
+	UPDATE_SCHEMA=1 cargo test --release -p trainctl-spec schema
+
+.PHONY: timings
+timings: ## Print how long each part of the last `make test` took
+	@scripts/timings.sh
+
+.PHONY: clean-quickstart
+clean-quickstart: ## Remove what `make quickstart` made
+	rm -rf data runs/quickstart
