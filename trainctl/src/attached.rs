@@ -11,6 +11,7 @@ use trainctl_runtime::endpoint::{self, Located};
 use trainctl_runtime::signals::Signals;
 use trainctl_runtime::tasks::Shutdown;
 use trainctl_spec::JobSpec;
+use trainctl_spec::job::Device;
 use trainctl_store::RunDir;
 
 use crate::client::{self, Client};
@@ -102,7 +103,13 @@ impl<'a> Site<'a> {
         for index in 0..spec.resources.workers {
             let state = control.join(format!("workers/w{index}"));
             make_dir(&state)?;
-            let arguments = ["--state-dir", &utf8(&state)?, "--coordinator", &control_text].map(str::to_owned).to_vec();
+            let state = utf8(&state)?;
+            let device = match spec.resources.device {
+                Device::Cpu => "cpu",
+                Device::Cuda => "cuda",
+            };
+            let arguments = ["--state-dir", &state, "--coordinator", &control_text, "--device", device];
+            let arguments = arguments.map(str::to_owned).to_vec();
             let log = logs.join(format!("worker-{index}.log"));
             workers.push(Daemon { name: format!("worker {index}"), program: worker.clone(), arguments, log });
         }

@@ -180,7 +180,9 @@ fn pid_of(pid: u32) -> Option<Pid> {
 fn reap(pid: u32) {
     if let Some(pid) = pid_of(pid) {
         // ECHILD: somebody else reaped it, which is as good.
-        let _: nix::Result<_> = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+        if let Err(error) = waitpid(pid, Some(WaitPidFlag::WNOHANG)) {
+            tracing::trace!(%pid, %error, "not reaped");
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use trainctl_dataset::tokenizer::{TrainOptions, train};
 use trainctl_dataset::{Counts, Progress};
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{OutputArgs, json as print_json, line, people, size};
+use crate::output::{Format, OutputArgs, json as print_json, line, people, size};
 
 /// Make and look at training data
 #[derive(Debug, Args)]
@@ -27,7 +27,9 @@ pub(super) struct Data {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Train a tokenizer
-    #[command(after_help = "Example:\n  trainctl data tokenizer train text.jsonl --output tokenizer --vocab-size 4096")]
+    #[command(
+        after_help = "Example:\n  trainctl data tokenizer train text.jsonl --output-path tokenizer --vocab-size 4096"
+    )]
     Tokenizer(Tokenizer),
     /// Tokenize a JSONL file into a Megatron .bin/.idx pair
     #[command(
@@ -41,7 +43,7 @@ enum Verb {
     Inspect(Inspect),
     /// Write the source text of a Rust project's dependencies as JSONL: a real corpus for trying things out
     #[command(
-        after_help = "Example:\n  trainctl data corpus --manifest Cargo.toml --output text.jsonl --max-bytes 40000000"
+        after_help = "Example:\n  trainctl data corpus --manifest Cargo.toml --output-path text.jsonl --max-bytes 40000000"
     )]
     Corpus(Corpus),
 }
@@ -55,7 +57,9 @@ struct Tokenizer {
 #[derive(Debug, Subcommand)]
 enum TokenizerVerb {
     /// Train a byte-level BPE and write tokenizer.json
-    #[command(after_help = "Example:\n  trainctl data tokenizer train text.jsonl --output tokenizer --vocab-size 4096")]
+    #[command(
+        after_help = "Example:\n  trainctl data tokenizer train text.jsonl --output-path tokenizer --vocab-size 4096"
+    )]
     Train(Train),
 }
 
@@ -65,7 +69,7 @@ struct Train {
     input: PathBuf,
     /// Directory for tokenizer.json
     #[arg(long, value_name = "DIR")]
-    output: PathBuf,
+    output_path: PathBuf,
     /// Entries, the 256 bytes and <|endoftext|> included
     #[arg(long, value_name = "N", default_value_t = 4096)]
     vocab_size: usize,
@@ -78,8 +82,9 @@ struct Train {
     /// Replace a tokenizer that is there
     #[arg(long)]
     replace: bool,
-    #[command(flatten)]
-    format: OutputArgs,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
 
 #[derive(Debug, Args)]
@@ -129,15 +134,16 @@ struct Corpus {
     manifest: PathBuf,
     /// JSONL file to write
     #[arg(long, value_name = "FILE")]
-    output: PathBuf,
+    output_path: PathBuf,
     /// Largest size of that file [default: 40 MB]
     #[arg(long, value_name = "BYTES")]
     max_bytes: Option<u64>,
     /// Replace a file that is there
     #[arg(long)]
     replace: bool,
-    #[command(flatten)]
-    format: OutputArgs,
+    /// How to print the result
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
 
 impl Data {
@@ -158,7 +164,7 @@ fn failure(error: trainctl_dataset::Error) -> Failure {
 
 impl Train {
     fn run(self) -> Outcome {
-        let defaults = TrainOptions::new(self.input, self.output);
+        let defaults = TrainOptions::new(self.input, self.output_path);
         let options = TrainOptions {
             json_key: self.json_key,
             vocabulary_size: self.vocab_size,
@@ -167,7 +173,7 @@ impl Train {
             ..defaults
         };
         let trained = train(&options, &mut Bar::new("training")).map_err(failure)?;
-        if self.format.is_json() {
+        if self.format == Format::Json {
             print_json(
                 &json!({ "path": trained.path, "vocab_size": trained.vocabulary_size, "documents": trained.documents }),
             )?;
@@ -251,11 +257,11 @@ fn describe(pair: &Inspected) -> String {
 
 impl Corpus {
     fn run(self) -> Outcome {
-        let defaults = CorpusOptions::new(self.manifest, self.output);
+        let defaults = CorpusOptions::new(self.manifest, self.output_path);
         let max_bytes = self.max_bytes.unwrap_or(defaults.max_bytes);
         let options = CorpusOptions { max_bytes, replace: self.replace, ..defaults };
         let made = corpus(&options, &mut Bar::new("reading")).map_err(failure)?;
-        if self.format.is_json() {
+        if self.format == Format::Json {
             print_json(&json!({
                 "path": made.path, "crates": made.crates, "documents": made.documents, "bytes": made.bytes, "capped": made.capped,
             }))?;

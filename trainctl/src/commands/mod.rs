@@ -125,3 +125,64 @@ async fn latest_in(client: &mut Client, run_dir: &std::path::Path) -> Result<Str
         ))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    use super::*;
+
+    fn walk(command: &Command, path: &str, visit: &mut dyn FnMut(&str, &Command)) {
+        for sub in command.get_subcommands() {
+            let path = format!("{path} {}", sub.get_name()).trim_start().to_owned();
+            if sub.has_subcommands() {
+                walk(sub, &path, visit);
+            } else {
+                visit(&path, sub);
+            }
+        }
+    }
+
+    /// The names are a contract: a new flag or a lost one must show up in a review.
+    #[test]
+    fn verbs_and_flags_are_these() {
+        let mut lines = Vec::new();
+        walk(&Cli::command(), "", &mut |path, command| {
+            let name = |arg: &clap::Arg| match arg.get_long() {
+                Some(long) => format!("--{long}"),
+                None => format!("<{}>", arg.get_id()),
+            };
+            let flags: Vec<String> = command.get_arguments().filter(|arg| !arg.is_hide_set()).map(name).collect();
+            lines.push(format!("{path}: {}", flags.join(" ")));
+        });
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        validate: <spec> --set --output
+        run: <spec> --set --workers --run-dir --until-step --fresh
+        coordinator: --state-dir --listen
+        worker: --state-dir --coordinator --trainer --device
+        submit: <spec> --set --run-dir --coordinator --until-step --fresh --follow --output
+        list: --coordinator --output
+        status: <job> --coordinator --output
+        cancel: <job> --now --coordinator --output
+        logs: <job> --coordinator --rank --follow --output
+        metrics: <job> --coordinator --output
+        events: <job> --coordinator --output
+        resume: <target> --set --from --allow-older --workers --until-step --coordinator --follow --output
+        checkpoints list: <run_dir> --output
+        checkpoints verify: <run_dir> <checkpoint> --output
+        data tokenizer train: <input> --output --vocab-size --json-key --sample-bytes --replace --format
+        data preprocess: <input> --tokenizer --output-prefix --json-key --append-eod --replace --output
+        data inspect: <prefix> --tokenizer --documents --scan --output
+        data corpus: --manifest --output --max-bytes --replace --format
+        ");
+    }
+
+    #[test]
+    fn every_verb_shows_an_example_of_itself() {
+        Cli::command().debug_assert();
+        walk(&Cli::command(), "", &mut |path, command| {
+            let help = command.clone().render_long_help().to_string();
+            assert!(help.contains(&format!("trainctl {path}")), "{path}: no example in\n{help}");
+        });
+    }
+}

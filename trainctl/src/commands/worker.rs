@@ -25,6 +25,9 @@ pub(super) struct Worker {
     /// The trainer's program [default: trainctl-trainer beside this one]
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
+    /// What the trainer computes on
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    device: String,
 }
 
 impl Worker {
@@ -37,6 +40,7 @@ impl Worker {
         let program = daemons::beside("trainctl-worker")?;
         let mut command = Command::new(&program);
         command.arg("--state-dir").arg(state_dir).arg("--coordinator").arg(coordinator);
+        command.arg("--device").arg(self.device);
         if let Some(trainer) = self.trainer {
             command.arg("--trainer").arg(trainer);
         }

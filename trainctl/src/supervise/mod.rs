@@ -283,3 +283,56 @@ fn tail(path: &Path) -> String {
     };
     read().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn new_pid(pid: &mut watch::Receiver<Option<u32>>, old: Option<u32>) -> u32 {
+        let changed = pid.wait_for(|pid| pid.is_some() && *pid != old);
+        let pid =
+            tokio::time::timeout(Duration::from_secs(60), changed).await.expect("started in time").expect("keeper");
+        pid.expect("some")
+    }
+
+    async fn until(what: &str, condition: impl Fn() -> bool) {
+        let wait = async {
+            while !condition() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+    }
+
+    /// One test, since a supervisor takes every descendant of its process for its own.
+    #[tokio::test]
+    async fn a_killed_daemon_comes_back_and_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let log = dir.path().join("daemon.log");
+        // The daemon double-forks a grandchild that ignores SIGTERM, in a session of its own.
+        let script = "echo parent $TRAINCTL_PARENT_PID; (trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > \"$0\"; sleep 600' \"$1\" &) ; exec sleep 600";
+        let pid_file = dir.path().join("grandchild");
+        let daemon = Daemon {
+            name: "test".into(),
+            program: "/bin/sh".into(),
+            arguments: ["-c", script, "daemon", pid_file.to_str().expect("UTF-8")].map(str::to_owned).to_vec(),
+            log: log.clone(),
+        };
+        let grandchild = || std::fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok());
+        let shutdown = Shutdown::new();
+        let mut supervisor = Supervisor::new(&shutdown).expect("subreaper");
+        let mut pid = supervisor.start(daemon).expect("start");
+        let first = new_pid(&mut pid, None).await;
+        until("a grandchild", || grandchild().is_some()).await;
+        let left = grandchild().expect("pid");
+        assert!(proc::kill_group(first));
+        let second = new_pid(&mut pid, Some(first)).await;
+        assert!(proc::stat(left).is_none(), "the grandchild of the killed daemon lives");
+        assert!(proc::start_time(second).is_some());
+        until("a second grandchild", || grandchild().is_some_and(|pid| pid != left)).await;
+        supervisor.stop(false).await;
+        assert_eq!(proc::descendants(std::process::id()), [], "something is left");
+        let text = std::fs::read_to_string(log).expect("log");
+        assert_eq!(text.matches(&format!("parent {}", std::process::id())).count(), 2, "{text}");
+    }
+}
