@@ -17,8 +17,8 @@ use trainctl_runtime::proc;
 
 /// Leaves a grandchild behind that ignores SIGTERM and has a session of its own; its pid is in `grandchild`.
 const DOUBLE_FORK: &str = "\
-(setsid sh -c 'trap \"\" TERM HUP INT; echo $$ >> grandchild; while :; do sleep 1; done' </dev/null >/dev/null 2>&1 &)
 echo 'about to wait' >&2
+(setsid sh -c 'trap \"\" TERM HUP INT; echo $$ >> grandchild; while :; do sleep 1; done' </dev/null >/dev/null 2>&1 &)
 exec sleep 600";
 
 #[test]

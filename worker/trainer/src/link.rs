@@ -32,7 +32,9 @@ impl Link {
             return Err(Ending::usage(&format!("{LINK_FD} is not 0: it was not started by trainctl-worker")));
         }
         let socket = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from);
-        let socket = socket.map_err(|error| Ending::usage(&format!("standard input is no link: {error}")))?;
+        let socket = socket.and_then(|socket| socket.peer_addr().map(|_| socket));
+        let socket =
+            socket.map_err(|error| Ending::usage(&format!("standard input is no connected socket: {error}")))?;
         Self::over(socket)
     }
 

@@ -1,6 +1,5 @@
 //! The session's decisions as a pure state machine. No I/O, no clock: `now` is an argument, effects are the answer.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use trainctl_proto::v1::{
@@ -8,6 +7,7 @@ use trainctl_proto::v1::{
     TrainerControl, coordinator_message::Body as Command, rank_report::Report,
 };
 
+use super::results::Results;
 use crate::state::{Fences, StoredFence};
 
 /// Time between heartbeats.
@@ -16,8 +16,6 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 pub const FIRST_LEASE: Duration = Duration::from_secs(10);
 /// A tick later than this after the one before means that we, not the coordinator, were held up (J6).
 const LATE_TICK: Duration = Duration::from_millis(500);
-/// Command ids whose results are kept. A coordinator repeats only commands that it has no result of.
-const MAX_RESULTS: usize = 1_024;
 
 /// What happened.
 #[derive(Debug)]
@@ -47,6 +45,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// The trainer has ended; it is being cleaned up after.
+    Ended,
     /// The trainer has ended, but something of it cannot be killed.
     Stuck {
         /// What.
@@ -121,6 +121,7 @@ enum Trainer {
         run: String,
         running: RunningTrainer,
         stop: Vec<String>,
+        ended: bool,
         /// Its report that every process group is made. It is not spooled and must not get lost with a stream, or the
         /// generation would never be formed; so it is said again on every new one.
         formed: Option<Box<RankReport>>,
@@ -141,6 +142,15 @@ impl Trainer {
             Self::Running { run, running, .. } => running.fence.as_ref().map(|fence| (run.as_str(), fence)),
         }
     }
+
+    /// Whether it is sure that it will be gone soon.
+    fn is_ending(&self) -> bool {
+        match self {
+            Self::Starting { stop, .. } => !stop.is_empty(),
+            Self::Running { stop, ended, .. } => *ended || !stop.is_empty(),
+            Self::Idle | Self::Stuck { .. } => false,
+        }
+    }
 }
 
 /// The machine.
@@ -149,7 +159,9 @@ pub struct Machine {
     stream: Stream,
     trainer: Trainer,
     fences: Fences,
-    results: VecDeque<(String, Option<CommandResult>)>,
+    results: Results,
+    /// A start that waits for the end of the trainer before it.
+    next: Option<StartTrainer>,
     ticked_at: Duration,
     run_of: fn(&Assignment) -> Result<String, String>,
 }
@@ -161,7 +173,8 @@ impl Machine {
             stream: Stream::Down { dial_at: Duration::ZERO },
             trainer: Trainer::Idle,
             fences,
-            results: VecDeque::new(),
+            results: Results::default(),
+            next: None,
             ticked_at: Duration::ZERO,
             run_of,
         }
@@ -212,6 +225,12 @@ impl Machine {
             Event::Said(report) => self.said(report),
             Event::Started { pid, start_time } => self.started(pid, start_time),
             Event::StartFailed { reason } => self.start_failed(&reason),
+            Event::Ended => {
+                if let Trainer::Running { ended, .. } = &mut self.trainer {
+                    *ended = true;
+                }
+                Vec::new()
+            }
             Event::Stuck { reason } => self.stuck(reason),
             Event::Gone => self.gone(),
             Event::Tick => self.tick(now),
@@ -271,30 +290,15 @@ impl Machine {
         }
     }
 
-    /// W1: the stored answer of a command that was seen before; `Some([])` while it is still being carried out.
-    fn repeat(&mut self, id: &str) -> Option<Vec<Effect>> {
-        let (_, result) = self.results.iter().find(|(known, _)| known == id)?;
-        Some(result.iter().map(|result| Effect::Send(Outgoing::Result(result.clone()))).collect())
-    }
-
-    fn pending(&mut self, id: &str) {
-        self.results.push_back((id.to_owned(), None));
-        while self.results.len() > MAX_RESULTS {
-            self.results.pop_front();
-        }
+    /// W1: the answer to a command that was seen before; nothing while it is still being carried out.
+    fn repeat(&self, id: &str) -> Option<Vec<Effect>> {
+        let known = self.results.of(id)?;
+        Some(known.iter().map(|result| Effect::Send(Outgoing::Result(result.clone()))).collect())
     }
 
     fn answer(&mut self, id: &str, error: String, stale: bool, current: Option<Fence>) -> Effect {
         let result = CommandResult { command_id: id.to_owned(), error, stale, current };
-        match self.results.iter_mut().find(|(known, _)| known == id) {
-            Some((_, slot)) => *slot = Some(result.clone()),
-            None => {
-                self.pending(id);
-                if let Some((_, slot)) = self.results.back_mut() {
-                    *slot = Some(result.clone());
-                }
-            }
-        }
+        self.results.answer(result.clone());
         Effect::Send(Outgoing::Result(result))
     }
 
@@ -308,11 +312,13 @@ impl Machine {
     }
 
     fn start(&mut self, start: StartTrainer) -> Vec<Effect> {
-        let id = start.command_id;
-        if let Some(again) = self.repeat(&id) {
-            return again;
-        }
-        let Some(assignment) = start.assignment else {
+        self.repeat(&start.command_id).unwrap_or_else(|| self.admit(start))
+    }
+
+    /// Starts, queues or refuses.
+    fn admit(&mut self, start: StartTrainer) -> Vec<Effect> {
+        let id = start.command_id.clone();
+        let Some(assignment) = start.assignment.clone() else {
             return vec![self.answer(&id, "StartTrainer has no assignment".to_owned(), false, None)];
         };
         let fence = assignment.fence.clone().unwrap_or_default();
@@ -334,6 +340,12 @@ impl Machine {
                 return vec![self.done(&id)];
             }
             let (current, older) = (current.clone(), !raises);
+            if raises && self.trainer.is_ending() {
+                // The coordinator may learn of the end before we have cleaned up after it: W4 makes the start wait.
+                self.results.pending(&id);
+                let before = self.next.replace(start);
+                return before.into_iter().map(|before| self.superseded(&before.command_id, &id)).collect();
+            }
             let mut reason = format!("the trainer of generation {} has not ended yet", current.generation);
             if let Trainer::Stuck { reason: stuck, .. } = &self.trainer {
                 reason = format!("quarantined: {stuck}");
@@ -345,9 +357,18 @@ impl Machine {
             return vec![self.refuse(&id, reason, known.as_ref())];
         }
         self.fences.raise(&run, &fence);
-        self.pending(&id);
+        self.results.pending(&id);
         self.trainer = Trainer::Starting { run, fence, rank: assignment.rank, command: id, stop: Vec::new() };
         vec![Effect::Remember, Effect::Start(Box::new(assignment))]
+    }
+
+    fn superseded(&mut self, before: &str, by: &str) -> Effect {
+        self.answer(before, format!("superseded by {by} before it was carried out"), false, None)
+    }
+
+    /// The trainer is gone: the start that waited for that may be carried out.
+    fn admit_next(&mut self) -> Vec<Effect> {
+        self.next.take().map(|start| self.admit(start)).unwrap_or_default()
     }
 
     fn stop(&mut self, stop: StopTrainer) -> Vec<Effect> {
@@ -360,6 +381,16 @@ impl Machine {
             // Nothing runs: what was to be stopped is stopped.
             return vec![self.done(&id)];
         };
+        let waits = |next: &StartTrainer| {
+            let theirs = next.assignment.as_ref().and_then(|assignment| assignment.fence.as_ref());
+            theirs.is_some_and(|next| {
+                next.job == fence.job && next.generation == fence.generation && next.term <= fence.term
+            })
+        };
+        if let Some(next) = self.next.take_if(|next| waits(next)) {
+            self.fences.raise(&run, &fence);
+            return vec![Effect::Remember, self.superseded(&next.command_id, &id), self.done(&id)];
+        }
         if current.job != fence.job || fence.generation > current.generation {
             return vec![self.done(&id)];
         }
@@ -389,7 +420,7 @@ impl Machine {
             }
             Trainer::Idle => {}
         }
-        self.pending(&id);
+        self.results.pending(&id);
         effects
     }
 
@@ -435,7 +466,7 @@ impl Machine {
         }
         let phase = Phase::Starting.into();
         let running = RunningTrainer { fence: Some(fence), rank, pid, start_time, phase, step: None };
-        self.trainer = Trainer::Running { run, running, stop, formed: None };
+        self.trainer = Trainer::Running { run, running, stop, ended: false, formed: None };
         effects.push(self.done(&command));
         effects
     }
@@ -446,6 +477,7 @@ impl Machine {
         };
         let mut effects = vec![self.answer(&command, reason.to_owned(), false, Some(fence))];
         effects.extend(stop.iter().map(|id| self.done(id)));
+        effects.extend(self.admit_next());
         effects
     }
 
@@ -457,17 +489,21 @@ impl Machine {
             Trainer::Running { stop, .. } | Trainer::Starting { stop, .. } => stop,
             Trainer::Idle | Trainer::Stuck { .. } => Vec::new(),
         };
-        let effects =
-            stopping.iter().map(|id| self.answer(id, reason.clone(), false, Some(fence.clone()))).collect::<Vec<_>>();
+        let waiting = self.next.take().map(|next| next.command_id);
+        let ids = stopping.into_iter().chain(waiting);
+        let effects = ids.map(|id| self.answer(&id, reason.clone(), false, Some(fence.clone()))).collect();
         self.trainer = Trainer::Stuck { run, fence, reason };
         effects
     }
 
     fn gone(&mut self) -> Vec<Effect> {
-        match std::mem::replace(&mut self.trainer, Trainer::Idle) {
-            Trainer::Running { stop, .. } => stop.iter().map(|id| self.done(id)).collect(),
+        let stopping = match std::mem::replace(&mut self.trainer, Trainer::Idle) {
+            Trainer::Running { stop, .. } => stop,
             _ => Vec::new(),
-        }
+        };
+        let mut effects: Vec<Effect> = stopping.iter().map(|id| self.done(id)).collect();
+        effects.extend(self.admit_next());
+        effects
     }
 }
 

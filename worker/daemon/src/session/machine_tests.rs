@@ -134,10 +134,36 @@ fn nothing_starts_before_the_predecessor_is_gone() {
     let mut machine = running();
     let busy = only_result(&machine.on(NOW, start("b", "/r", 8, 5)));
     assert!(busy.error.contains("generation 7 has not ended") && !busy.stale, "{busy:?}");
-    machine.on(NOW, stop("c", 7, 5));
-    assert!(!only_result(&machine.on(NOW, start("d", "/r", 8, 5))).error.is_empty());
     machine.on(NOW, Event::Gone);
     assert!(matches!(machine.on(NOW, start("e", "/r", 8, 5))[..], [Effect::Remember, Effect::Start(_)]));
+}
+
+/// W4: the coordinator learns of the end first and is quick.
+#[test]
+fn a_start_between_the_end_and_the_cleaning_waits() {
+    let mut machine = running();
+    machine.on(NOW, Event::Ended);
+    assert_eq!(machine.on(NOW, start("b", "/r", 8, 5)), []);
+    assert_eq!(machine.on(NOW, start("b", "/r", 8, 5)), [], "W1");
+    let replaced = only_result(&machine.on(NOW, start("c", "/r", 9, 5)));
+    assert!(replaced.command_id == "b" && replaced.error.contains("superseded by c"), "{replaced:?}");
+    assert!(matches!(&machine.on(NOW, Event::Gone)[..], [Effect::Remember, Effect::Start(assignment)]
+        if assignment.fence == Some(fence(9, 5))));
+    assert_eq!(only_result(&machine.on(NOW, started())).command_id, "c");
+}
+
+#[test]
+fn a_waiting_start_can_be_stopped_and_falls_with_a_stuck_trainer() {
+    let mut machine = running();
+    machine.on(NOW, stop("s", 7, 5));
+    assert_eq!(machine.on(NOW, start("b", "/r", 8, 5)), [], "a stopped trainer will be gone");
+    let effects = machine.on(NOW, stop("t", 8, 5));
+    assert_eq!(results(&effects).iter().map(|result| result.command_id.as_str()).collect::<Vec<_>>(), ["b", "t"]);
+    assert_eq!(machine.on(NOW, start("c", "/r", 9, 5)), []);
+    let effects = machine.on(NOW, Event::Stuck { reason: "processes [9] still run".to_owned() });
+    assert!(results(&effects).iter().all(|result| result.error.contains("[9]")) && effects.len() == 2, "{effects:?}");
+    assert_eq!(machine.on(NOW, Event::Gone), []);
+    assert!(is_stale(&machine.on(NOW, start("d", "/r", 8, 5)), 8, 5), "a stopped generation never starts");
 }
 
 #[test]
@@ -266,6 +292,7 @@ fn no_history_of_commands_breaks_an_invariant() {
                 7 if starting => Event::Started { pid: 1, start_time: 1 },
                 8 if starting => Event::StartFailed { reason: "x".to_owned() },
                 8 if alive => Event::Stuck { reason: "x".to_owned() },
+                9 if alive && random.random() => Event::Ended,
                 9 if alive => Event::Gone,
                 _ => Event::Tick,
             };

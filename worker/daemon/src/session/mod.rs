@@ -8,12 +8,13 @@
 //!   current fence (J2, J3). Numbers are compared within one run directory only.
 //! - **W3** The highest fence is on the disk before a command that raises it is carried out.
 //! - **W4** A trainer starts only when its predecessor, with everything that descends from it, is gone and its exit is
-//!   spooled.
+//!   spooled. A start that comes between the predecessor's end and that moment waits for it.
 //! - **W5** A coordinator that is silent for its lease is dialled again, for ever, at most a second apart (P5).
 
 pub mod machine;
 pub mod owner;
 mod pump;
+mod results;
 pub mod transport;
 
 #[cfg(test)]

@@ -116,13 +116,16 @@ impl<P: Processes> Owner<P> {
             if leave_at.is_some_and(|at| told || self.parts.clock.now() >= at) {
                 break;
             }
+            // Biased: what happened here goes before what the coordinator says of it. Ticks are rare and hold nothing up.
             let event = tokio::select! {
+                biased;
                 () = shutdown.cancelled(), if !self.killed => {
                     self.parts.processes.kill("the worker is shutting down");
                     self.killed = true;
                     give_up_at = Some(self.parts.clock.now() + KILLING + LAST_WORDS);
                     continue;
                 }
+                _ = ticks.tick() => Event::Tick,
                 Some(event) = self.parts.events.recv() => event,
                 outcome = dialled(&mut self.dialling) => {
                     self.dialling = None;
@@ -132,7 +135,6 @@ impl<P: Processes> Owner<P> {
                     Ok(command) => Event::Heard(command),
                     Err(reason) => self.hang_up(reason),
                 },
-                _ = ticks.tick() => Event::Tick,
             };
             self.handle(event).await?;
         }

@@ -238,6 +238,9 @@ impl Ending {
     fn run(self) -> Result<(), SpoolError> {
         let status = self.child.wait();
         self.line.over("the trainer has ended");
+        if self.setup.events.blocking_send(Event::Ended).is_err() {
+            tracing::debug!("the session's owner has ended");
+        }
         let stopped_by_us = lock(&self.current).as_ref().is_some_and(|current| current.killed.is_some());
         let mut facts = exit::facts(status.as_ref().ok(), stopped_by_us, self.oom.has_risen());
         let cleaned = clean(&self.setup, KILL_LIMIT);
