@@ -21,6 +21,9 @@ pub enum Error {
     /// The spec contradicts itself or this world in a way that `trainctl validate` should have caught.
     #[error("the spec cannot be trained: {0}")]
     Spec(String),
+    /// A fault of the engine itself.
+    #[error("internal fault of the engine, please report it: {0}")]
+    Internal(String),
     /// A process group or one of its collectives failed; the text names the peer where c10d knows it.
     #[error("{what} (step {step}): {source}")]
     Collective {

@@ -113,7 +113,7 @@ impl Executor {
 
         for layer in (0..layers).rev() {
             let Some(Saved { input, output }) = saved.pop() else {
-                return Err(Error::Spec("the executor lost a block's input".to_owned()));
+                return Err(Error::Internal("the executor lost a block's input".to_owned()));
             };
             let output = match output {
                 Some(output) => output,
@@ -161,7 +161,7 @@ fn backward(
         let inputs: Vec<&Tensor> = std::iter::once(input).chain(params.block(block).iter().take(count)).collect();
         grad(output, &inputs, grad_output)?.into_iter()
     };
-    let dx = grads.next().ok_or_else(|| Error::Spec("autograd returned no gradient".to_owned()))?;
+    let dx = grads.next().ok_or_else(|| Error::Internal("autograd returned no gradient".to_owned()))?;
     tch::no_grad(|| {
         for (sum, grad) in params.block_grads(block).iter_mut().zip(grads) {
             drop(sum.f_add_(&grad)?);
@@ -174,6 +174,6 @@ fn backward(
 pub(crate) fn grad(output: &Tensor, inputs: &[&Tensor], grad_output: &Tensor) -> Result<Vec<Tensor>, Error> {
     let grads = trainctl_collective::grad(&[output], inputs, &[Some(grad_output.shallow_clone())], false)
         .map_err(Error::Shim)?;
-    let missing = || Error::Spec("a block does not use one of its parameters".to_owned());
+    let missing = || Error::Internal("a block does not use one of its parameters".to_owned());
     grads.into_iter().map(|grad| grad.ok_or_else(missing)).collect()
 }

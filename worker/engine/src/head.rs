@@ -149,7 +149,7 @@ fn masked(h_ND: &Tensor, w_VD: &Tensor, targets: &Tensor, scale: f64, dw_VD: &mu
     let seed = Tensor::f_full([0i64; 0], scale, (Kind::Float, loss.device()))?;
     let mut grads = crate::executor::grad(&loss, &[&h_ND, &w_VD], &seed)?.into_iter();
     let (Some(dh_ND), Some(dw)) = (grads.next(), grads.next()) else {
-        return Err(Error::Spec("autograd returned too few gradients".to_owned()));
+        return Err(Error::Internal("autograd returned too few gradients".to_owned()));
     };
     drop(dw_VD.f_add_(&dw.f_to_kind(Kind::Float)?)?);
     Ok(HeadOutput { loss_sum: f64::try_from(&loss.f_detach()?)?, dh_ND })

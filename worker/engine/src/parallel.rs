@@ -35,7 +35,7 @@ impl World {
         let world = Self { group, device };
         let ones = world.sum(&[1i64], "first all-reduce of the new process group", step)?;
         if ones != [i64::from(size)] {
-            return Err(Error::Spec(format!("the process group counts {ones:?} ranks where {size} belong")));
+            return Err(Error::Internal(format!("the process group counts {ones:?} ranks where {size} belong")));
         }
         Ok(world)
     }
@@ -46,7 +46,7 @@ impl World {
         let sum = self.sum(&[tokens, stop, save, profile], "all-reduce the token count and requests", step)?;
         match sum[..] {
             [tokens, stop, save, profile] => Ok(Counts { tokens, stop, save, profile }),
-            _ => Err(Error::Spec("an all-reduce changed a tensor's length".to_owned())),
+            _ => Err(Error::Internal("an all-reduce changed a tensor's length".to_owned())),
         }
     }
 

@@ -31,32 +31,22 @@ use crate::{Error, memory};
 pub const EPOCH: u64 = 0;
 
 /// Trains one rank of one generation until its schedule, a stop request or an error ends it.
+///
+/// Call it once per process: threads, determinism and process groups are the process's own. The run's last save is
+/// durable before it returns; so is one that was in flight when the run failed by itself (not when a peer was lost: then
+/// the next generation waits for this process to end).
+///
+/// # Errors
+/// [`Error::Collective`] when a peer was lost, else what this rank or every rank did wrong.
 pub fn run(job: TrainJob, link: Arc<dyn Link>) -> Result<Finished, Error> {
     let mut run = setup::prepare(job, Arc::clone(&link))?;
-    let mut step = run.start_step;
-    let mut last_loss = None;
-    let cause = loop {
-        if step >= run.schedule.end() {
-            break run.schedule.end_cause();
-        }
-        link.phase(Phase::Stepping, step);
-        let done = run.step(step, link.requests())?;
-        last_loss = Some(done.loss);
-        link.step_done(step);
-        let after = run.schedule.after(step, done.asked);
-        let val_losses = if after.validate { run.validate(step)? } else { BTreeMap::new() };
-        if let Some(reason) = after.save {
-            tracing::info!(step = step.0, ?reason, "save");
-            run.save(step, done.loss, val_losses)?;
-        }
-        step = Step(step.0 + 1);
-        if let Some(cause) = after.stop {
-            break cause;
-        }
-    };
-    run.saver.finish()?;
-    link.phase(Phase::Finished, step);
-    Ok(Finished { cause, next_step: step, last_loss })
+    let finished = run.steps(link.as_ref());
+    let wait = finished.as_ref().err().is_none_or(Error::is_own_fault);
+    let saved = if wait { run.saver.finish() } else { Ok(()) };
+    let finished = finished?;
+    saved?;
+    link.phase(Phase::Finished, finished.next_step);
+    Ok(finished)
 }
 
 /// Everything that a step needs.
@@ -87,6 +77,29 @@ pub(crate) struct StepDone {
 }
 
 impl Run {
+    /// Step after step, and what the schedule says follows each.
+    fn steps(&mut self, link: &dyn Link) -> Result<Finished, Error> {
+        let mut step = self.start_step;
+        let mut last_loss = None;
+        while step < self.schedule.end() {
+            link.phase(Phase::Stepping, step);
+            let done = self.step(step, link.requests())?;
+            last_loss = Some(done.loss);
+            link.step_done(step);
+            let after = self.schedule.after(step, done.asked);
+            let val_losses = if after.validate { self.validate(step)? } else { BTreeMap::new() };
+            if let Some(reason) = after.save {
+                tracing::info!(step = step.0, ?reason, "save");
+                self.save(step, done.loss, val_losses)?;
+            }
+            step = Step(step.0 + 1);
+            if let Some(cause) = after.stop {
+                return Ok(Finished { cause, next_step: step, last_loss });
+            }
+        }
+        Ok(Finished { cause: self.schedule.end_cause(), next_step: step, last_loss })
+    }
+
     /// One optimizer step.
     fn step(&mut self, step: Step, requests: Requests) -> Result<StepDone, Error> {
         let started = Instant::now();

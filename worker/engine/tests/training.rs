@@ -12,6 +12,7 @@ use support::world::{Case, Told};
 use support::{assert_close, config};
 use tch::Tensor;
 use trainctl_dataset::indexed::{Dtype, IndexedWriter};
+use trainctl_spec::job::Precision;
 use trainctl_spec::report::{FinishCause, Phase};
 use trainctl_spec::{JobSpec, lr};
 use trainctl_store::checkpoints::CheckpointStore;
@@ -198,18 +199,23 @@ fn world_sizes_agree_on_losses_and_gradients() {
 
 #[test]
 fn a_resumed_run_equals_the_unbroken_one_bit_for_bit() {
-    let (whole_dir, broken_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let whole = Case::new(spec(whole_dir.path(), 0.1, 8), 2).run();
-    let spec = spec(broken_dir.path(), 0.1, 8);
-    let first = Case { stop_at: 4, ..Case::new(spec.clone(), 2) }.run();
-    assert!(matches!(first[0].ended, Some(Ok((FinishCause::UntilStep, 4, _)))));
-    assert_eq!(state_hash(&first, 3), state_hash(&whole, 3));
-    let checkpoint = commit(&spec, &first, 3);
-    let second =
-        Case { start_from: Some(checkpoint), start_step: 4, generation: 2, ..Case::new(spec.clone(), 2) }.run();
-    assert_eq!([losses(&first), losses(&second)].concat(), losses(&whole));
-    assert_eq!(state_hash(&second, 7), state_hash(&whole, 7));
-    assert!(second[1].reports[0].files[0].path.ends_with("shard-00001-of-00002.g2.safetensors"));
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let (whole_dir, broken_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let spec = |dir: &Path| JobSpec { precision, ..spec(dir, 0.1, 8) };
+        let whole = Case::new(spec(whole_dir.path()), 2).run();
+        let spec = spec(broken_dir.path());
+        let first = Case { stop_at: 4, ..Case::new(spec.clone(), 2) }.run();
+        assert!(matches!(first[0].ended, Some(Ok((FinishCause::UntilStep, 4, _)))));
+        assert_eq!(state_hash(&first, 3), state_hash(&whole, 3));
+        let checkpoint = commit(&spec, &first, 3);
+        let second =
+            Case { start_from: Some(checkpoint), start_step: 4, generation: 2, ..Case::new(spec.clone(), 2) }.run();
+        assert_eq!([losses(&first), losses(&second)].concat(), losses(&whole));
+        assert_eq!(state_hash(&second, 7), state_hash(&whole, 7));
+        assert!(second[1].reports[0].files[0].path.ends_with("shard-00001-of-00002.g2.safetensors"));
+        let masters = second[0].reports[0].tensors.iter().filter(|t| t.0.starts_with("optim/master.")).count();
+        assert_eq!(masters > 0, precision == Precision::Bf16);
+    }
 }
 
 #[test]
@@ -274,6 +280,7 @@ fn a_loss_that_is_not_finite_stops_or_skips_on_every_rank() {
     spec.fault_tolerance.on_nonfinite = serde_json::from_value("skip_step".into()).unwrap();
     let told = Case { generation: 2, ..Case::new(spec, 2) }.run();
     assert!(matches!(told[0].ended, Some(Ok((FinishCause::Complete, 5, _)))), "{:?}", told[0].ended);
+    assert_eq!((losses(&told).len(), told[0].not_finite.clone()), (1, vec![1, 2, 3, 4]));
 }
 
 #[test]

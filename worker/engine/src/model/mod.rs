@@ -167,5 +167,5 @@ fn linear(x: &Tensor, w: &Tensor, b: &Tensor) -> Result<Tensor, Error> {
 }
 
 fn arity(block: &str, want: usize, got: usize) -> Error {
-    Error::Spec(format!("the {block} block takes {want} parameters and got {got}"))
+    Error::Internal(format!("the {block} block takes {want} parameters and got {got}"))
 }

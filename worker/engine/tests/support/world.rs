@@ -40,6 +40,8 @@ pub struct Case {
 #[derive(Default, Serialize, Deserialize)]
 pub struct Told {
     pub rows: Vec<TrainRow>,
+    /// Steps whose row is not finite: JSON has no such numbers.
+    pub not_finite: Vec<u64>,
     pub validation: Vec<(String, ValidationRow)>,
     pub reports: Vec<Report>,
     pub phases: Vec<(Phase, u64)>,
@@ -136,7 +138,9 @@ pub fn rank_process() {
     let ended = train(&case, rank, recorder.clone());
     let mut told = recorder.told.lock().unwrap();
     told.ended = Some(match ended {
-        Ok(Finished { cause, next_step, last_loss }) => Ok((cause, next_step.0, last_loss)),
+        Ok(Finished { cause, next_step, last_loss }) => {
+            Ok((cause, next_step.0, last_loss.filter(|loss| loss.is_finite())))
+        }
         Err(error) => Err(error.to_string()),
     });
     std::fs::write(rank_file(&case.out.unwrap(), rank), serde_json::to_vec(&*told).unwrap()).unwrap();
@@ -178,16 +182,26 @@ impl Link for Recorder {
     }
 
     fn train_row(&self, row: TrainRow) {
-        self.told.lock().unwrap().rows.push(row);
+        let mut told = self.told.lock().unwrap();
+        if row.loss.is_finite() && row.grad_norm.is_finite() {
+            told.rows.push(row);
+        } else {
+            told.not_finite.push(row.step);
+        }
     }
 
     fn validation_row(&self, row: ValidationRow) {
-        self.told.lock().unwrap().validation.push((row.name.clone(), row));
+        if row.val_loss.is_finite() {
+            self.told.lock().unwrap().validation.push((row.name.clone(), row));
+        }
     }
 
     fn shards_durable(&self, report: ShardReport) {
         let ShardReport { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses } = report;
         let tensors = tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.first_block, t.blocks)).collect();
+        let finite = |loss: &f64| loss.is_finite();
+        let val_losses = val_losses.into_iter().filter(|(_, loss)| finite(loss)).collect();
+        let train_loss = train_loss.filter(finite);
         let report = Report { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses };
         self.told.lock().unwrap().reports.push(report);
     }
