@@ -5,6 +5,7 @@
 //! - [`process`]: a child with its output in files.
 //! - [`corpus`], [`job`]: a tiny real corpus and the job specs over it.
 //! - [`run`]: what a run directory shows: rows, events, checkpoints, the pids of its trainers.
+//! - [`reference`]: the unbroken run of a job, to compare with.
 //! - [`daemons`]: coordinator and workers started by hand.
 //! - [`wait`]: waiting for conditions. Nothing here sleeps for a fixed time and hopes.
 //! - [`seed`]: the test's random numbers, printed and settable by `TRAINCTL_SEED`.
@@ -23,6 +24,7 @@ pub mod daemons;
 pub mod job;
 pub mod process;
 pub mod programs;
+pub mod reference;
 pub mod run;
 pub mod scratch;
 pub mod seed;

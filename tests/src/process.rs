@@ -144,3 +144,8 @@ pub fn send(pid: u32, signal: Signal) {
 pub fn exists(pid: u32) -> bool {
     proc::stat(pid).is_some_and(|stat| stat.state != 'Z')
 }
+
+/// Whether a process is stopped (SIGSTOP).
+pub fn is_stopped(pid: u32) -> bool {
+    proc::stat(pid).is_some_and(|stat| stat.state == 'T')
+}

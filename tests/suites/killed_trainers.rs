@@ -2,20 +2,10 @@
 
 use rand::Rng;
 use trainctl_tests::job::Job;
+use trainctl_tests::reference::unbroken;
 use trainctl_tests::run::{Run, assert_same_rows};
 use trainctl_tests::scratch::Scratch;
 use trainctl_tests::{programs, seed, wait};
-
-/// The run to compare with, by the same command and without a kill.
-fn unbroken(scratch: &Scratch, job: &Job) -> Run {
-    let job = Job { run_dir: scratch.join("unbroken"), ..job.clone() };
-    let spec = job.write(scratch.join("unbroken.yaml"));
-    let ended = scratch.trainctl(["run", spec.to_str().unwrap()]).wait().expect_code(0);
-    ended.expect_said("LATEST");
-    let run = Run::new(job.run_dir);
-    assert_eq!(run.latest().step, job.steps - 1);
-    run
-}
 
 #[test]
 fn p4_three_killed_trainers_leave_no_trace() {
@@ -25,7 +15,7 @@ fn p4_three_killed_trainers_leave_no_trace() {
     let mut random = seed::seeded();
     let scratch = Scratch::new("killed-trainers");
     let job = Job::new(scratch.join("killed")).slow();
-    let want = unbroken(&scratch, &job);
+    let want = unbroken(&job);
 
     let spec = job.write(scratch.join("job.yaml"));
     let run = Run::new(&job.run_dir);

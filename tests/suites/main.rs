@@ -2,4 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod architecture;
+mod coordinator_away;
+mod failing_trainers;
 mod killed_trainers;
+mod killed_workers;
+mod malformed_specs;
+mod resume;
+mod world_sizes;

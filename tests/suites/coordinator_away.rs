@@ -1,0 +1,199 @@
+//! While the coordinator is away trainers keep stepping and nothing is lost (P5); a second one takes over a frozen one's
+//! run, whose late writes are harmless (J2, C2, C6): the proof 2.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use rand::seq::IndexedRandom;
+use trainctl_runtime::endpoint;
+use trainctl_store::fault::FailPoint;
+use trainctl_tests::daemons::{self, Coordinator};
+use trainctl_tests::job::Job;
+use trainctl_tests::process::{self, Process};
+use trainctl_tests::reference::unbroken;
+use trainctl_tests::run::{Run, assert_same_rows};
+use trainctl_tests::scratch::Scratch;
+use trainctl_tests::{programs, seed, wait};
+
+/// How long the coordinator is away, as the issue says.
+const OUTAGE: Duration = Duration::from_secs(5);
+/// How long it is frozen.
+const FREEZE: Duration = Duration::from_secs(20);
+/// What a busy machine of two cores may add to a step.
+const SLACK_MS: i64 = 250;
+
+/// Long enough for an outage of 5 s in the middle, with saves inside it and more than 20 steps after it.
+fn long_job(run_dir: std::path::PathBuf) -> Job {
+    Job { steps: 240, ckpt_every: 20, val_every: 40, ..Job::new(run_dir).slow() }
+}
+
+/// Waits until a moment: the length of an outage is part of what is proved.
+fn wait_until(moment: Instant) {
+    wait::until_true("the end of the outage", || Instant::now() >= moment);
+}
+
+/// P5: no gap between two steps above 3 × the median. The largest gap of the unbroken run is what a step takes whose
+/// validation and snapshot come in between.
+fn assert_never_stopped(run: &Run, want: &Run) {
+    let gaps = |run: &Run| -> Vec<i64> { run.rows().windows(2).map(|pair| pair[1].at_ms - pair[0].at_ms).collect() };
+    let (mut got, usual) = (gaps(run), gaps(want).into_iter().max().unwrap());
+    let (step, largest) = got.iter().copied().enumerate().max_by_key(|(_, gap)| *gap).unwrap();
+    got.sort_unstable();
+    let median = got[got.len() / 2];
+    let limit = (3 * median).max(usual) + SLACK_MS;
+    assert!(largest <= limit, "{largest} ms between steps {step} and {}; median {median} ms, limit {limit} ms", step + 1);
+    assert_eq!(run.generations().len(), 1, "a control-plane outage starts no restart (J6)");
+}
+
+/// Kills the coordinator `kill` says, has `back` bring it back, and looks at what the outage spanned.
+fn outage(run: &Run, kill: impl FnOnce() -> Instant, back: impl FnOnce(Instant)) {
+    run.wait_for_step(30);
+    let killed = kill();
+    let seen = run.last_step().unwrap();
+    back(killed);
+    // What was committed after the outage, though its save step lay within it.
+    wait::until("the rows of the outage", || run.last_step().filter(|last| *last > seen + 20));
+}
+
+#[test]
+fn p5_a_killed_coordinator_is_not_missed() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("killed-coordinator");
+    let job = long_job(scratch.join("run"));
+    let want = unbroken(&job);
+    let (state, run) = (scratch.join("state"), Run::new(&job.run_dir));
+    let mut coordinator = Coordinator::start(&scratch, &state);
+    let _workers: Vec<Process> = (0..2).map(|index| daemons::start_worker(&scratch, &state, index, None)).collect();
+    let id = daemons::submit(&scratch, &state, &job.write(scratch.join("job.yaml")));
+
+    let mut successor = None;
+    let kill = || {
+        coordinator.process.kill9();
+        Instant::now()
+    };
+    outage(&run, kill, |killed| {
+        wait_until(killed + OUTAGE);
+        successor = Some(Coordinator::start(&scratch, &state));
+    });
+    assert!(run.last_step().unwrap() + 20 < job.steps, "the outage must end more than 20 steps before the end");
+    let status = daemons::wait_for_success(&scratch, &state, &id);
+    assert_eq!(status["restarts"], 0);
+
+    assert_same_rows(&run, &want, job.steps);
+    assert_never_stopped(&run, &want);
+    assert_eq!(run.latest().state_hash, want.latest().state_hash);
+}
+
+#[test]
+fn p5_trainctl_run_brings_a_killed_coordinator_back() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("supervised-coordinator");
+    let job = long_job(scratch.join("run"));
+    let want = unbroken(&job);
+    let run = Run::new(&job.run_dir);
+    let spec = job.write(scratch.join("job.yaml"));
+    let mut trainctl = scratch.trainctl(["run", spec.to_str().unwrap()]);
+    let control = job.run_dir.join("control");
+    let pid = || endpoint::read(&control).unwrap().pid;
+
+    run.wait_for_step(30);
+    let first = pid();
+    process::send(first, Signal::SIGKILL);
+    wait::until_true("another coordinator", || pid() != first);
+    trainctl.wait().expect_code(0).expect_said("LATEST");
+
+    assert_same_rows(&run, &want, job.steps);
+    assert_never_stopped(&run, &want);
+    assert_eq!(run.latest().state_hash, want.latest().state_hash);
+}
+
+/// What must hold after a frozen holder woke up: it has ended, and nothing newer is lost.
+fn assert_taken_over(scratch: &Scratch, frozen: &mut Coordinator, run: &Run, before: &trainctl_store::Manifest) {
+    // Its exit code is its own affair: it lost its directory, and says so.
+    let ended = frozen.process.wait();
+    assert!(ended.signal.is_none(), "{ended:?}");
+    assert!(ended.stderr.contains("higher term"), "{}", ended.stderr);
+    let latest = run.latest();
+    assert!(latest.step >= before.step && latest.term >= before.term, "{latest:?} is older than {before:?}");
+    verify(scratch, run.dir());
+}
+
+/// Every committed checkpoint, byte by byte.
+fn verify(scratch: &Scratch, run_dir: &Path) {
+    scratch.trainctl(["checkpoints", "verify", run_dir.to_str().unwrap()]).wait().expect_code(0);
+}
+
+/// Runs the job under `first`, which freezes; a second coordinator takes over; then the first one wakes up.
+fn takeover(scratch: &Scratch, mut first: Coordinator, freeze: impl FnOnce(&Coordinator, &Run)) {
+    let job = Job { steps: 400, ..long_job(scratch.join("run")) };
+    let (state, run) = (first.state_dir.clone(), Run::new(&job.run_dir));
+    let _workers: Vec<Process> = (0..2).map(|index| daemons::start_worker(scratch, &state, index, None)).collect();
+    let id = daemons::submit(scratch, &state, &job.write(scratch.join("job.yaml")));
+    freeze(&first, &run);
+    let frozen_at = Instant::now();
+    let last_before = run.last_step().unwrap_or(0);
+    let second = Coordinator::launch(scratch, &state, None).ready();
+    let committed = wait::until("a commit of the second coordinator", || {
+        run.commits().pop().filter(|newest| newest.step > last_before && newest.term > 1)
+    });
+    wait_until(frozen_at + FREEZE);
+    first.process.signal(Signal::SIGCONT);
+    assert_taken_over(scratch, &mut first, &run, &committed);
+
+    let status = daemons::wait_for_success(scratch, &state, &id);
+    assert_eq!(status["restarts"], 0, "{status:#}");
+    assert_eq!(run.rows().iter().map(|row| row.step).collect::<Vec<_>>(), (0..job.steps).collect::<Vec<_>>());
+    assert_eq!(run.latest().step, job.steps - 1);
+    assert_eq!(run.generations().len(), 1, "the second coordinator adopts the running generation (J2)");
+    verify(scratch, run.dir());
+    drop(second);
+}
+
+#[test]
+fn j2_a_second_coordinator_takes_over_from_a_frozen_one() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("frozen-coordinator");
+    let first = Coordinator::start(&scratch, &scratch.join("state"));
+    takeover(&scratch, first, |first, run| {
+        run.wait_for_step(25);
+        first.process.signal(Signal::SIGSTOP);
+    });
+}
+
+/// Frozen between its look at the term and the end of a write: the worst moments (C2, C3, C6).
+fn frozen_in_a_commit(stage: &str, name: &str) {
+    if !programs::have_trainer() {
+        return;
+    }
+    let mut random = seed::seeded();
+    let points = [FailPoint::COMMIT_CONFIG, FailPoint::COMMIT_MANIFEST, FailPoint::POINTER_LATEST, FailPoint::ROW_APPEND];
+    let point = points.choose(&mut random).unwrap().0;
+    let nth = if point == FailPoint::ROW_APPEND.0 { 45 } else { 2 };
+    // Rows are appended, without a temporary file.
+    let stage = if point == FailPoint::ROW_APPEND.0 { "" } else { stage };
+    let fault = format!("{point}{stage}:{nth}:stop");
+    eprintln!("fault: {fault}");
+    let scratch = Scratch::new(name);
+    let first = Coordinator::launch(&scratch, &scratch.join("state"), Some(&fault)).ready();
+    takeover(&scratch, first, |first, _| {
+        let what = format!("the coordinator to freeze at {fault}");
+        wait::until_true(&what, || process::is_stopped(first.process.pid()));
+    });
+}
+
+#[test]
+fn c2_frozen_before_a_step_of_the_commit() {
+    frozen_in_a_commit("", "frozen-before");
+}
+
+#[test]
+fn c2_frozen_within_a_step_of_the_commit() {
+    frozen_in_a_commit(".temp", "frozen-within");
+}
