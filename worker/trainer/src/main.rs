@@ -62,7 +62,7 @@ fn run() -> Result<(), Ending> {
     // What was reported before an error counts too: the worker must have it before this process ends.
     let delivered = match &finished {
         Ok(finished) => reporter.finish(finished),
-        Err(_) => reporter.flush(),
+        Err(_) => reporter.close(),
     };
     let finished = finished?;
     delivered?;

@@ -5,7 +5,8 @@
 //! tried again: a metric row is the last thing to be dropped (P5). Only a queue that is full makes the engine wait.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 use tonic::Code;
@@ -23,6 +24,11 @@ const QUEUE: usize = 8_192;
 /// Pause before a report is tried again that the worker could not store.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// How long a save that is under way may take after the engine has failed.
+const LAST_SAVE: Duration = Duration::from_secs(30);
+/// Pause between two looks whether it has ended.
+const POLL: Duration = Duration::from_millis(2);
+
 enum Item {
     Report(Box<Report>),
     /// Answered once everything before it is delivered, or with why it cannot be.
@@ -33,6 +39,7 @@ enum Item {
 pub(crate) struct Reporter {
     queue: mpsc::Sender<Item>,
     requests: Arc<Pending>,
+    closed: AtomicBool,
 }
 
 impl Reporter {
@@ -41,13 +48,25 @@ impl Reporter {
         let (queue, items) = mpsc::channel(QUEUE);
         let client = link.client();
         link.handle().spawn(send_all(client, items));
-        Self { queue, requests }
+        Self { queue, requests, closed: AtomicBool::new(false) }
     }
 
     /// Reports the finish; returns once the worker has it and everything before.
     pub(crate) fn finish(&self, finished: &Finished) -> Result<(), Ending> {
         let cause = v1::FinishCause::from(finished.cause).into();
         self.report(Report::Finished(v1::Finished { steps_done: finished.next_step.0, cause }));
+        self.flush()
+    }
+
+    /// After the engine has failed: waits for threads of it that still hold the link (a save that is under way, whose
+    /// shards are worth a report), for 30 s at most, and delivers what was reported. Were the process to end under such a
+    /// thread, libtorch's own destructors would pull the tensors from under it, and a consequence would look like a crash.
+    pub(crate) fn close(self: &Arc<Self>) -> Result<(), Ending> {
+        let started = Instant::now();
+        while Arc::strong_count(self) > 1 && started.elapsed() < LAST_SAVE {
+            std::thread::sleep(POLL);
+        }
+        self.closed.store(true, Ordering::Release);
         self.flush()
     }
 
@@ -61,7 +80,11 @@ impl Reporter {
 
     fn report(&self, report: Report) {
         if self.queue.blocking_send(Item::Report(Box::new(report))).is_err() {
-            tracing::error!("a report was dropped: the link has ended");
+            if self.closed.load(Ordering::Acquire) {
+                tracing::debug!("a late report was dropped: the link has ended");
+            } else {
+                tracing::error!("a report was dropped: the link has ended");
+            }
         }
     }
 }

@@ -153,6 +153,24 @@ fn a_lost_worker_is_a_lost_peer() {
     assert!(ending.message().contains("the worker does not take reports"), "{ending:?}");
 }
 
+/// A save that was under way when the engine failed is waited for and its report delivered.
+#[test]
+fn what_still_runs_after_a_failure_is_waited_for() {
+    let pair = pair();
+    let reporter = Arc::new(Reporter::start(&pair.link, pair.requests.clone()));
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let saving: Arc<dyn trainctl_engine::Link> = reporter.clone();
+    let save = std::thread::spawn(move || {
+        wait.recv().unwrap();
+        saving.step_done(Step(7));
+    });
+    let closing = std::thread::spawn(move || reporter.close());
+    go.send(()).unwrap();
+    closing.join().unwrap().unwrap();
+    save.join().unwrap();
+    assert!(matches!(&pair.reports()[..], [Report::Step(done)] if done.step == 7), "{:?}", pair.reports());
+}
+
 #[test]
 fn requests_come_in_band_and_a_save_answers_the_save_request() {
     let pair = pair();

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+#[allow(clippy::unwrap_used)] // test code, though not marked as a test
 fn run(environment: &[(&str, String)]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_trainctl-trainer"))
         .env_remove("TRAINCTL_PARENT_PID")

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 const TAIL_LINES: usize = 40;
 /// Bytes read for them.
 const TAIL_BYTES: u64 = 64 << 10;
+/// How a trainer's own last word begins. Threads of it may still log behind it while it ends.
+const LAST_WORD: &str = "trainctl-trainer: error: ";
 /// Longer lines are cut, characters.
 const LINE_CHARS: usize = 1_000;
 
@@ -48,7 +50,8 @@ pub(super) fn open(run_dir: &Path, generation: u64, rank: u32) -> Result<Log, St
     Ok(Log { file, path, start })
 }
 
-/// The last lines that were written after `start`; empty when the log cannot be read.
+/// The last lines that were written after `start`, the trainer's own last word at the end where it said one; empty when
+/// the log cannot be read.
 pub(super) fn tail(path: &Path, start: u64) -> Vec<String> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
@@ -71,7 +74,12 @@ fn last_lines(bytes: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let first = lines.len().saturating_sub(TAIL_LINES);
-    lines[first..].iter().map(|line| line.chars().take(LINE_CHARS).collect()).collect()
+    let mut lines = lines[first..].to_vec();
+    if let Some(at) = lines.iter().rposition(|line| line.starts_with(LAST_WORD)) {
+        let word = lines.remove(at);
+        lines.push(word);
+    }
+    lines.iter().map(|line| line.chars().take(LINE_CHARS).collect()).collect()
 }
 
 #[cfg(test)]
@@ -95,6 +103,9 @@ mod tests {
         assert_eq!(lines.len(), TAIL_LINES);
         assert_eq!(lines[0], "line 61");
         assert_eq!(lines[TAIL_LINES - 1], "unfinished \u{fffd}");
+        write!(second.file, "\ntrainctl-trainer: error: lost\na thread that was still there\n").unwrap();
+        let lines = tail(&second.path, second.start);
+        assert_eq!(lines[TAIL_LINES - 2..], ["a thread that was still there", "trainctl-trainer: error: lost"]);
         std::fs::write(&second.path, "cut").unwrap();
         assert!(tail(&second.path, second.start).is_empty());
     }
