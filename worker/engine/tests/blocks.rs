@@ -1,10 +1,12 @@
 //! The block executor, the heads and the optimizer against plain implementations of the same mathematics.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 mod support;
 
 use std::collections::BTreeMap;
 
-use support::{assert_close, model};
+use support::{assert_close, config, model, model_of};
 use tch::{Device, Kind, Reduction, Tensor};
 use trainctl_engine::executor::{Batch, Executor, NoSync};
 use trainctl_engine::head::Head;
@@ -68,7 +70,8 @@ fn plain_logits(params: &Parameters, ids: &Tensor, p: f64, draw: Option<&Draw>) 
         let m = &m * 0.5 * (inner.tanh() + 1.0);
         x = &x + drop(linear(&m, name("mlp.c_proj")), Site::MlpOutput(layer));
     }
-    norm(&x, "ln_f".into()).matmul(&get("wte.weight".into()).tr())
+    let head = by_name.get("lm_head.weight").copied().unwrap_or_else(|| get("wte.weight".into()));
+    norm(&x, "ln_f".into()).matmul(&head.tr())
 }
 
 fn plain_gradients(params: &Parameters, batch: &Batch, p: f64, draw: Option<&Draw>, scale: f64) -> (f64, Vec<Tensor>) {
@@ -108,6 +111,42 @@ fn gradients_equal_the_plain_model_with_and_without_dropout() {
             assert_close(&names(&params), params.grads(), &plain, 1e-5);
         }
     }
+}
+
+#[test]
+fn a_head_of_its_own_gets_its_own_gradient() {
+    let mut untied = config(0.0);
+    untied.insert("tie_word_embeddings".into(), false.into());
+    let (model, mut params) = model_of(&untied, TOKENS, 11, Kind::Float);
+    let mut executor = Executor::new(model, Head::with_chunk(LossFn::Chunked, 7), false);
+    let batch = batch(0, SEQUENCES);
+    let loss = executor.forward_backward(&mut params, &batch, None, 0.1, &mut NoSync).unwrap();
+    let (plain_loss, plain) = plain_gradients(&params, &batch, 0.0, None, 0.1);
+    assert_eq!(names(&params).last().map(String::as_str), Some("lm_head.weight"));
+    assert!((loss - plain_loss).abs() <= 1e-5 * plain_loss, "{loss} against {plain_loss}");
+    assert_close(&names(&params), params.grads(), &plain, 1e-5);
+}
+
+#[test]
+fn initial_weights_depend_on_seed_and_name_only() {
+    let deviation = |t: &Tensor| f64::try_from(&t.detach().std(false)).unwrap();
+    let (_, params) = model(0.0, TOKENS, 11);
+    let of = |params: &Parameters, name: &str| {
+        let i = names(params).iter().position(|n| n == name).unwrap();
+        params.masters()[i].shallow_clone()
+    };
+    // GPT-2: 0.02, and 0.02 ÷ √(2 · layers) for what goes back into the residual stream.
+    for (name, std) in [("transformer.wte.weight", 0.02), ("transformer.h.1.mlp.c_proj.weight", 0.01)] {
+        let found = deviation(&of(&params, name));
+        assert!((found / std - 1.0).abs() < 0.1, "{name}: {found}");
+    }
+    let mut deeper = config(0.0);
+    deeper.insert("n_layer".into(), 4.into());
+    let (_, deeper) = model_of(&deeper, TOKENS, 11, Kind::Float);
+    let (_, other) = model(0.0, TOKENS, 12);
+    let name = "transformer.h.1.attn.c_attn.weight";
+    assert!(of(&params, name).equal(&of(&deeper, name)));
+    assert!(!of(&params, name).equal(&of(&other, name)));
 }
 
 #[test]
@@ -219,14 +258,7 @@ fn clipping_scales_to_the_norm_and_leaves_small_gradients_alone() {
 
 #[test]
 fn bf16_computes_in_bf16_and_keeps_fp32_masters() {
-    use trainctl_engine::model::Gpt2;
-    use trainctl_spec::model::Architecture;
-    let arch = Architecture::from_config(&support::config(0.0)).unwrap();
-    let known = arch.parameters();
-    let Architecture::Gpt2(config) = arch;
-    let model = Gpt2::new(config, TOKENS, Device::Cpu).unwrap();
-    let mut params = Parameters::zeros(&model.block_names(), &known, Kind::BFloat16, Device::Cpu).unwrap();
-    params.init(&known, 11).unwrap();
+    let (model, mut params) = model_of(&config(0.0), TOKENS, 11, Kind::BFloat16);
     let mut half = Executor::new(model, Head::new(LossFn::Chunked), false);
     let (mut full, mut full_params) = executor(0.0, LossFn::Chunked, false);
     let batch = batch(0, SEQUENCES);

@@ -3,6 +3,8 @@
 //! Coverage: D2, D3 `world_sizes_agree_on_losses_and_gradients`; P4 `a_resumed_run_equals_the_unbroken_one_bit_for_bit`; C2
 //! (shard names) and C8 `a_checkpoint_loads_at_another_world_size`.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 mod support;
 
 use std::collections::BTreeMap;

@@ -19,11 +19,21 @@ pub fn config(p: f64) -> serde_json::Map<String, serde_json::Value> {
 
 /// That model with its initial weights.
 pub fn model(p: f64, seq_length: i64, seed: u64) -> (Gpt2, Parameters) {
-    let arch = Architecture::from_config(&config(p)).unwrap();
+    model_of(&config(p), seq_length, seed, Kind::Float)
+}
+
+/// The model of a `config.json` with its initial weights, computing in `kind`.
+pub fn model_of(
+    config: &serde_json::Map<String, serde_json::Value>,
+    seq_length: i64,
+    seed: u64,
+    kind: Kind,
+) -> (Gpt2, Parameters) {
+    let arch = Architecture::from_config(config).unwrap();
     let known = arch.parameters();
     let Architecture::Gpt2(config) = arch;
     let model = Gpt2::new(config, seq_length, Device::Cpu).unwrap();
-    let mut params = Parameters::zeros(&model.block_names(), &known, Kind::Float, Device::Cpu).unwrap();
+    let mut params = Parameters::zeros(&model.block_names(), &known, kind, Device::Cpu).unwrap();
     params.init(&known, seed).unwrap();
     (model, params)
 }

@@ -36,6 +36,12 @@ pub struct Case {
     pub out: Option<PathBuf>,
 }
 
+/// How a rank ended: cause, next step and last loss, or the error's text.
+pub type Ended = Result<(FinishCause, u64, Option<f64>), String>;
+
+/// Name, dtype, shape, first block and blocks of a `TensorDigest`.
+pub type Digest = (String, String, Vec<u64>, u64, Vec<[u8; 32]>);
+
 /// What one rank reported.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Told {
@@ -48,7 +54,7 @@ pub struct Told {
     pub steps: Vec<u64>,
     pub formed: u32,
     pub failed_saves: Vec<String>,
-    pub ended: Option<Result<(FinishCause, u64, Option<f64>), String>>,
+    pub ended: Option<Ended>,
 }
 
 /// A shard report that serde can carry.
@@ -57,7 +63,7 @@ pub struct Report {
     pub step: u64,
     pub checkpoint: String,
     pub files: Vec<ShardFile>,
-    pub tensors: Vec<(String, String, Vec<u64>, u64, Vec<[u8; 32]>)>,
+    pub tensors: Vec<Digest>,
     pub consumed_samples: u64,
     pub train_loss: Option<f64>,
     pub val_losses: BTreeMap<String, f64>,
