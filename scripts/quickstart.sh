@@ -8,9 +8,9 @@ trainctl=target/release/trainctl
 data=data
 mkdir -p "$data"
 
-[ -f "$data/corpus.jsonl" ] || "$trainctl" data corpus --output "$data/corpus.jsonl" --max-bytes 40000000
+[ -f "$data/corpus.jsonl" ] || "$trainctl" data corpus --output-path "$data/corpus.jsonl" --max-bytes 40000000
 [ -f "$data/tokenizer/tokenizer.json" ] ||
-    "$trainctl" data tokenizer train "$data/corpus.jsonl" --output "$data/tokenizer" --vocab-size 4096
+    "$trainctl" data tokenizer train "$data/corpus.jsonl" --output-path "$data/tokenizer" --vocab-size 4096
 [ -f "$data/quickstart_text_document.idx" ] ||
     "$trainctl" data preprocess "$data/corpus.jsonl" --tokenizer "$data/tokenizer" \
         --output-prefix "$data/quickstart" --append-eod

@@ -12,7 +12,7 @@ use trainctl_dataset::tokenizer::{TrainOptions, train};
 use trainctl_dataset::{Counts, Progress};
 
 use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{Format, OutputArgs, json as print_json, line, people, size};
+use crate::output::{OutputArgs, json as print_json, line, people, size};
 
 /// Make and look at training data
 #[derive(Debug, Args)]
@@ -82,9 +82,8 @@ struct Train {
     /// Replace a tokenizer that is there
     #[arg(long)]
     replace: bool,
-    /// How to print the result
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -141,9 +140,8 @@ struct Corpus {
     /// Replace a file that is there
     #[arg(long)]
     replace: bool,
-    /// How to print the result
-    #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl Data {
@@ -173,7 +171,7 @@ impl Train {
             ..defaults
         };
         let trained = train(&options, &mut Bar::new("training")).map_err(failure)?;
-        if self.format == Format::Json {
+        if self.output.is_json() {
             print_json(
                 &json!({ "path": trained.path, "vocab_size": trained.vocabulary_size, "documents": trained.documents }),
             )?;
@@ -261,7 +259,7 @@ impl Corpus {
         let max_bytes = self.max_bytes.unwrap_or(defaults.max_bytes);
         let options = CorpusOptions { max_bytes, replace: self.replace, ..defaults };
         let made = corpus(&options, &mut Bar::new("reading")).map_err(failure)?;
-        if self.format == Format::Json {
+        if self.output.is_json() {
             print_json(&json!({
                 "path": made.path, "crates": made.crates, "documents": made.documents, "bytes": made.bytes, "capped": made.capped,
             }))?;
