@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use trainctl_dataset::indexed::IndexedReader;
+use trainctl_dataset::preprocess;
 use trainctl_dataset::tokenizer::Tokenizer;
 use trainctl_spec::job::ModelConfigSource;
 use trainctl_spec::{
@@ -159,7 +160,10 @@ fn gather(spec: &JobSpec) -> Facts {
     let datasets = std::iter::once(&spec.dataset).chain(spec.validation_datasets.values().map(|set| &set.dataset));
     for dataset in datasets {
         for path in &dataset.paths {
-            facts.corpora.entry(path.prefix.clone()).or_insert_with(|| corpus(&path.prefix));
+            // A pair that is missing was noticed by resolving.
+            if [".bin", ".idx"].iter().all(|end| with_suffix(&path.prefix, end).exists()) {
+                facts.corpora.entry(path.prefix.clone()).or_insert_with(|| corpus(&path.prefix));
+            }
         }
         if let Some(path) = &dataset.tokenizer {
             // One that is missing was noticed by resolving.
@@ -169,6 +173,12 @@ fn gather(spec: &JobSpec) -> Facts {
         }
     }
     facts
+}
+
+fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 fn corpus(prefix: &Path) -> Result<CorpusFacts, String> {

@@ -219,7 +219,7 @@ fn data_verbs_make_what_a_spec_reads() {
         .collect();
     std::fs::write(place.path().join("text.jsonl"), lines.join("\n")).expect("write");
     let steps: [&[&str]; 3] = [
-        &["data", "tokenizer", "train", "text.jsonl", "--output", "tokenizer", "--vocab-size", "300"],
+        &["data", "tokenizer", "train", "text.jsonl", "--output-path", "tokenizer", "--vocab-size", "300"],
         &["data", "preprocess", "text.jsonl", "--tokenizer", "tokenizer", "--output-prefix", "new", "--append-eod"],
         &["data", "inspect", "new_text_document", "--tokenizer", "tokenizer", "--output", "json"],
     ];

@@ -57,9 +57,11 @@ impl Events {
 fn readable(row: &str) -> String {
     let Ok(Value::Object(event)) = serde_json::from_str(row) else { return row.to_owned() };
     let text = |key: &str| event.get(key).map(plain).unwrap_or_default();
-    let rest = event
-        .iter()
-        .filter(|(key, value)| !matches!(key.as_str(), "ts" | "kind" | "job" | "generation") && !value.is_null());
+    // Lists such as the end of stderr are for programs and for `trainctl logs`.
+    let is_shown = |key: &str, value: &Value| {
+        !matches!(key, "ts" | "kind" | "job" | "generation") && !value.is_null() && !value.is_array()
+    };
+    let rest = event.iter().filter(|(key, value)| is_shown(key, value));
     let rest: Vec<String> = rest.map(|(key, value)| format!("{key}={}", plain(value))).collect();
     format!("{}  g{:<4} {:<22} {}", text("ts"), text("generation"), text("kind"), rest.join(" ")).trim_end().to_owned()
 }
@@ -74,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_line_reads_from_left_to_right_and_a_strange_one_stays() {
-        let row = r#"{"ts":"T","kind":"trainer_exited","job":"a","generation":7,"rank":1,"class":"lost","step":null}"#;
+        let row = r#"{"ts":"T","kind":"trainer_exited","job":"a","generation":7,"rank":1,"class":"lost","step":null,"stderr_tail":["x"]}"#;
         assert_eq!(readable(row), "T  g7    trainer_exited         rank=1 class=lost");
         assert_eq!(readable("torn {"), "torn {");
     }

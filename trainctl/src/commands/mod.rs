@@ -170,10 +170,10 @@ mod tests {
         resume: <target> --set --from --allow-older --workers --until-step --coordinator --follow --output
         checkpoints list: <run_dir> --output
         checkpoints verify: <run_dir> <checkpoint> --output
-        data tokenizer train: <input> --output --vocab-size --json-key --sample-bytes --replace --format
+        data tokenizer train: <input> --output-path --vocab-size --json-key --sample-bytes --replace --output
         data preprocess: <input> --tokenizer --output-prefix --json-key --append-eod --replace --output
         data inspect: <prefix> --tokenizer --documents --scan --output
-        data corpus: --manifest --output --max-bytes --replace --format
+        data corpus: --manifest --output-path --max-bytes --replace --output
         ");
     }
 
