@@ -98,6 +98,7 @@ pub fn start_run(
         spec_yaml: record.spec_yaml.clone(),
         tenure,
         owner: owner.clone(),
+        alive: !record.phase.is_terminal(),
         changed,
     };
     drop(spawn(RUN, shutdown, task.run(requests)));

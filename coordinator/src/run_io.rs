@@ -27,6 +27,9 @@ use crate::rows::Rows;
 /// Pause before a row that could not be written is tried again: rows are the last thing that is dropped (P5).
 const ROW_RETRY: Duration = Duration::from_secs(1);
 
+/// When a predecessor that was frozen at our takeover must have done what it was about to do (C2).
+const TAKEOVER_LEASE: Duration = Duration::from_secs(15);
+
 /// One spooled record of a worker, to be acknowledged when what it caused is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckToken {
@@ -167,6 +170,8 @@ pub struct RunTask {
     pub tenure: Arc<Tenure>,
     /// Where results go.
     pub owner: Handle,
+    /// The job is not over: what a predecessor left half done is mended first.
+    pub alive: bool,
     /// Bumped after each row or event, for those who watch.
     pub changed: watch::Sender<u64>,
 }
@@ -180,7 +185,23 @@ impl RunTask {
         let (first, last, validation) = rows.known();
         let known = IoResult::Known { pointers: self.pointers(&store).await, first, last, validation };
         self.answer(known).await?;
-        while let Some(request) = requests.recv().await {
+        self.take_over(&store).await?;
+        // C2: once more when a predecessor that was frozen at our takeover must have done what it was about to do.
+        let second_look = tokio::time::sleep(TAKEOVER_LEASE);
+        tokio::pin!(second_look);
+        let mut looked = !self.alive;
+        loop {
+            let request = tokio::select! {
+                request = requests.recv() => match request {
+                    Some(request) => request,
+                    None => return Ok(()),
+                },
+                () = &mut second_look, if !looked => {
+                    looked = true;
+                    self.take_over(&store).await?;
+                    continue;
+                }
+            };
             match request {
                 IoRequest::Event(entry) => rows.event(&entry, ROW_RETRY).await,
                 IoRequest::TrainRow { row, token } => {
@@ -209,6 +230,24 @@ impl RunTask {
             }
             self.changed.send_modify(|version| *version += 1);
         }
+    }
+
+    /// Undoes late renames, recomputes pointers and drops what retention would have (C2, C6).
+    async fn take_over(&self, store: &CheckpointStore) -> Result<(), crate::owner::Gone> {
+        if !self.alive {
+            return Ok(());
+        }
+        let mended = async {
+            let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
+            if !taken.restored.is_empty() || !taken.moves.is_empty() {
+                warn!(job = %self.job, ?taken, "mended what an earlier holder left");
+            }
+            store.prune(&*self.tenure, self.keep(), self.best_metric_key()).await?;
+            Ok(())
+        };
+        if let Some(Err(error)) = self.unless_superseded(mended.await).await? {
+            warn!(job = %self.job, %error, "what an earlier holder left could not be mended");
+        }
         Ok(())
     }
 
@@ -227,6 +266,10 @@ impl RunTask {
             return Ok(None);
         }
         Ok(Some(outcome))
+    }
+
+    fn keep(&self) -> Option<usize> {
+        self.spec.checkpoint.max_recent_checkpoints.map(|keep| keep as usize)
     }
 
     fn best_metric_key(&self) -> &str {
@@ -284,8 +327,7 @@ impl RunTask {
         let outcome = store.commit(&*self.tenure, draft, &self.spec_yaml).await?;
         let state_hash = outcome.committed().manifest.state_hash.clone();
         let moves = store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
-        let keep = self.spec.checkpoint.max_recent_checkpoints.map(|keep| keep as usize);
-        let pruned = match store.prune(&*self.tenure, keep, self.best_metric_key()).await {
+        let pruned = match store.prune(&*self.tenure, self.keep(), self.best_metric_key()).await {
             Ok(report) => report.removed.iter().map(ToString::to_string).collect(),
             Err(error @ trainctl_store::Error::Superseded { .. }) => return Err(error.into()),
             // The commit stands; what could not be removed is removed after the next one.
@@ -317,9 +359,13 @@ impl RunTask {
         };
         let found = match store.resolve(selector, &options).await {
             Ok(found) => Some(found),
-            // Nothing was ever saved: from scratch. Directories that no generation committed are the dead generations' own;
-            // a submission refuses them (C5), a restart of the same job does not.
-            Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { .. }) if request.from.is_empty() => None,
+            // Nothing was ever committed: from scratch. Directories of saves that never ended are the dead generations' own; a
+            // submission refuses them (C5), a restart of the same job does not.
+            Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { damaged: false, .. })
+                if request.from.is_empty() =>
+            {
+                None
+            }
             Err(error) => return Err(Error::Resolve(error)),
         };
         let generation = self.tenure.take_generation().await?;

@@ -176,6 +176,16 @@ impl Core {
                 }
                 rank.phase = Phase::Finished;
             }
+            Report::SaveFailed(failed) => {
+                let waiting = format!("rank {number} could not save step {}: {}", failed.step, failed.error);
+                warn!(job = %id, "{waiting}");
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.waiting = waiting;
+                }
+                let entry = Entry::new("save_failed").rank(number).step(failed.step);
+                self.event_row(&id, entry.with("error", failed.error.into()), at, out);
+                self.publish(&id, out);
+            }
             Report::Exited(exit) => self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out),
         }
         token

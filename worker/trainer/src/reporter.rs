@@ -122,6 +122,7 @@ impl EngineLink for Reporter {
 
     fn save_failed(&self, step: Step, why: &str) {
         tracing::error!(step = step.0, why, "save failed; the run goes on on the last commit");
+        self.report(Report::SaveFailed(v1::SaveFailed { step: step.0, error: why.to_owned() }));
     }
 
     fn requests(&self) -> Requests {
