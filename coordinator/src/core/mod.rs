@@ -454,3 +454,6 @@ impl Core {
         format!("{what}-g{generation}-r{rank}-{:x}-{}", self.seed & 0xffff_ffff, self.commands)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,450 @@
+//! The core driven by hand: no clock, no sockets, no files.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use trainctl_proto::v1;
+use trainctl_proto::v1::coordinator_message::Body;
+use trainctl_proto::v1::rank_report::Report;
+use trainctl_spec::state::{Cause, JobPhase, StopReason};
+use trainctl_spec::{Generation, JobId, JobSpec, Term};
+
+use super::{Core, Effect, Event, Moment, Policy, SessionId, StoreChange};
+use crate::record::{JobRecord, StartPoint};
+use crate::run_io::{CommitInfo, Committed, IoRequest, IoResult, Prepared};
+
+const SPEC: &str = "
+name: tiny
+run_dir: /runs/tiny
+resources: {workers: 2, threads_per_worker: 1}
+model: {config: {model_type: gpt2, architectures: [GPT2LMHeadModel], n_layer: 1, n_head: 1, n_embd: 8, vocab_size: 64, n_positions: 16}}
+dataset: {paths: /data/text, seq_length: 8, split: '99,1,0'}
+step_scheduler: {global_batch_size: 4, local_batch_size: 2, max_steps: 40, ckpt_every_steps: 10}
+fault_tolerance: {max_restarts: 2}
+";
+
+/// A core with what a test sees of the world around it.
+struct World {
+    core: Core,
+    now: Duration,
+    sent: Vec<(SessionId, Body)>,
+    journal: Vec<JobRecord>,
+    io: Vec<IoRequest>,
+    stores: Vec<StoreChange>,
+    generation: u64,
+    seq: BTreeMap<SessionId, u64>,
+}
+
+fn job() -> JobId {
+    JobId("tiny-1".to_owned())
+}
+
+fn record() -> JobRecord {
+    JobRecord {
+        id: job(),
+        request_id: "r".to_owned(),
+        spec_yaml: SPEC.to_owned(),
+        submitted_at_ms: 1,
+        finished_at_ms: None,
+        until_step: None,
+        from: String::new(),
+        term: Term(1),
+        phase: JobPhase::Queued,
+        generation: Generation(0),
+        start: StartPoint::default(),
+        ranks: Vec::new(),
+        budget: Default::default(),
+        restarts: 0,
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let core = Core::new(Policy::default(), Duration::ZERO, 7);
+        let (sent, journal, io, stores) = Default::default();
+        Self { core, now: Duration::from_secs(100), sent, journal, io, stores, generation: 1, seq: BTreeMap::new() }
+    }
+
+    /// A world in which the job runs on two workers, at generation 2.
+    fn running() -> Self {
+        let mut world = Self::new();
+        world.submit();
+        world.join(1, "w0", None);
+        world.join(2, "w1", None);
+        world.prepare(StartPoint::default());
+        for (session, rank) in [(1, 0), (2, 1)] {
+            world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 10 + rank, start_time: 1 }));
+            world.report(session, rank, Report::Formed(v1::Formed {}));
+        }
+        assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+        world
+    }
+
+    fn handle(&mut self, event: Event) {
+        let effects = self.core.handle(event, Moment { now: self.now, wall_ms: 0 });
+        self.take(effects);
+    }
+
+    fn take(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Journal(record) => self.journal.push(*record),
+                Effect::Send { session, message } => self.sent.push((session, *message)),
+                Effect::Io { request, .. } => self.io.push(*request),
+                Effect::Rendezvous { change, .. } => self.stores.push(change),
+                Effect::Close { .. } | Effect::Publish(_) | Effect::Release(_) => {}
+            }
+        }
+    }
+
+    fn submit(&mut self) {
+        let spec = JobSpec::from_yaml(SPEC).unwrap();
+        self.handle(Event::Admitted { record: Box::new(record()), spec: Box::new(spec) });
+    }
+
+    fn join(&mut self, session: SessionId, worker: &str, running: Option<v1::RunningTrainer>) {
+        let hello = v1::Hello {
+            worker_id: worker.to_owned(),
+            incarnation: format!("{worker}-{session}"),
+            boot_id: "m".to_owned(),
+            address: "127.0.0.1".to_owned(),
+            spool: format!("{worker}-spool"),
+            running,
+            ..v1::Hello::default()
+        };
+        self.handle(Event::Hello { session, hello: Box::new(hello) });
+    }
+
+    /// Answers a pending preparation with the next generation.
+    fn prepare(&mut self, start: StartPoint) {
+        let asked = self.io.iter().rposition(|request| matches!(request, IoRequest::Prepare(_)));
+        self.io.remove(asked.expect("no preparation was asked for"));
+        self.generation += 1;
+        let generation = Generation(self.generation);
+        let prepared = Prepared { generation, start, pointers: Default::default(), notes: Vec::new() };
+        self.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Ok(prepared))) });
+    }
+
+    fn report(&mut self, session: SessionId, rank: u32, report: Report) {
+        self.report_of(session, rank, self.generation, report);
+    }
+
+    fn report_of(&mut self, session: SessionId, rank: u32, generation: u64, report: Report) {
+        let seq = self.seq.entry(session).or_default();
+        *seq += 1;
+        let fence = v1::Fence { job: job().0, generation, term: 1 };
+        let body = v1::RankReport { fence: Some(fence), rank, report: Some(report) };
+        let body = Some(v1::worker_message::Body::RankReport(body));
+        let message = v1::WorkerMessage { seq: *seq, age_ms: 0, body };
+        self.handle(Event::Message { session, message: Box::new(message) });
+    }
+
+    fn killed(&mut self, session: SessionId, rank: u32) {
+        let exit = v1::TrainerExit { signal: Some(9), step: Some(5), ..v1::TrainerExit::default() };
+        self.report(session, rank, Report::Exited(exit));
+    }
+
+    fn stopped(&mut self, session: SessionId, rank: u32) {
+        let exit = v1::TrainerExit { signal: Some(9), stopped_by_us: true, ..v1::TrainerExit::default() };
+        self.report(session, rank, Report::Exited(exit));
+    }
+
+    fn shards(&mut self, session: SessionId, rank: u32, step: u64) {
+        let checkpoint = format!("epoch_0_step_{step}");
+        let file =
+            v1::ShardFile { path: format!("model/shard-{rank}"), size: 1, blake3: vec![0; 32], block_blake3: vec![] };
+        let shards = v1::ShardsDurable { step, checkpoint, files: vec![file], ..v1::ShardsDurable::default() };
+        self.report(session, rank, Report::Shards(shards));
+    }
+
+    fn committed(&mut self, step: u64, outcome: Result<(), &str>) {
+        let info = |()| CommitInfo {
+            checkpoint: format!("epoch_0_step_{step}"),
+            state_hash: "h".to_owned(),
+            moves: Vec::new(),
+            pruned: Vec::new(),
+            pointers: (format!("epoch_0_step_{step}"), String::new()),
+        };
+        let outcome = outcome.map(info).map_err(str::to_owned);
+        let committed = Committed { generation: Generation(self.generation), step, outcome };
+        self.handle(Event::Io { job: job(), result: Box::new(IoResult::Committed(Box::new(committed))) });
+    }
+
+    fn later(&mut self, by: Duration) {
+        let end = self.now + by;
+        while self.now < end {
+            self.now += Duration::from_millis(500);
+            self.handle(Event::Tick);
+        }
+    }
+
+    fn phase(&self) -> JobPhase {
+        self.core.jobs[&job()].record.phase.clone()
+    }
+
+    fn commits(&self) -> usize {
+        self.io.iter().filter(|request| matches!(request, IoRequest::Commit(_))).count()
+    }
+
+    fn starts(&self) -> Vec<v1::Assignment> {
+        let starts = self.sent.iter().filter_map(|(_, body)| match body {
+            Body::StartTrainer(start) => start.assignment.clone(),
+            _ => None,
+        });
+        starts.collect()
+    }
+
+    fn stops(&self) -> Vec<SessionId> {
+        self.sent.iter().filter(|(_, body)| matches!(body, Body::StopTrainer(_))).map(|(session, _)| *session).collect()
+    }
+
+    fn acked(&self, session: SessionId) -> u64 {
+        let acks = self.sent.iter().filter_map(|(to, body)| match body {
+            Body::Ack(ack) if *to == session => Some(ack.up_to),
+            _ => None,
+        });
+        acks.max().unwrap_or_default()
+    }
+}
+
+#[test]
+fn a_job_forms_when_its_workers_are_there_and_seals_its_store() {
+    let world = World::running();
+    let starts = world.starts();
+    assert_eq!(starts.iter().map(|a| (a.rank, a.local_rank, a.world_size)).collect::<Vec<_>>(), [(0, 0, 2), (1, 1, 2)]);
+    assert_eq!(world.stores, [StoreChange::Open, StoreChange::Seal]);
+}
+
+#[test]
+fn the_journal_precedes_the_starts() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    world.prepare(StartPoint::default());
+    let forming = |record: &JobRecord| matches!(record.phase, JobPhase::Forming { .. }) && record.ranks.len() == 2;
+    assert!(world.journal.iter().any(forming), "a successor must know who carries the ranks");
+}
+
+#[test]
+fn a_killed_trainer_stops_the_others_and_a_new_generation_forms() {
+    let mut world = World::running();
+    world.killed(2, 1);
+    assert_eq!(world.stops(), [1], "the survivor is stopped, the dead one is not");
+    assert!(matches!(world.stores.last(), Some(StoreChange::Close(reason)) if reason.contains("rank 1")));
+    world.stopped(1, 0);
+    let start = StartPoint { checkpoint: "epoch_0_step_9".to_owned(), manifest_blake3: "ab".to_owned(), step: 10 };
+    world.prepare(start);
+    assert_eq!(world.phase(), JobPhase::Forming { generation: Generation(3) });
+    assert_eq!(world.starts().last().map(|a| a.start_step), Some(10));
+}
+
+#[test]
+fn j3_reports_of_an_old_generation_change_nothing_and_are_acknowledged() {
+    let mut world = World::running();
+    let before = world.phase();
+    world.report_of(1, 0, 1, Report::Exited(v1::TrainerExit { signal: Some(9), ..Default::default() }));
+    assert_eq!(world.phase(), before);
+    assert_eq!(world.acked(1), world.seq[&1]);
+}
+
+#[test]
+fn c2_a_save_is_committed_when_every_rank_has_reported_and_acknowledged_when_it_is_committed() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    assert_eq!(world.commits(), 0);
+    let (first, second) = (world.seq[&1], world.seq[&2] + 1);
+    world.shards(2, 1, 9);
+    assert_eq!(world.commits(), 1);
+    assert!(world.acked(1) < first, "a successor must be able to make this commit");
+    world.committed(9, Ok(()));
+    assert_eq!((world.acked(1), world.acked(2)), (first, second));
+}
+
+#[test]
+fn a_failed_commit_is_tried_again_and_holds_the_next_formation_back() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.committed(9, Err("no space left"));
+    world.killed(2, 1);
+    world.stopped(1, 0);
+    let prepares = |world: &World| world.io.iter().any(|request| matches!(request, IoRequest::Prepare(_)));
+    assert!(!prepares(&world), "the next generation would start from an older commit");
+    world.later(Duration::from_secs(3));
+    assert_eq!(world.commits(), 2);
+    world.committed(9, Ok(()));
+    assert!(prepares(&world));
+}
+
+#[test]
+fn an_incomplete_save_of_a_dead_generation_is_given_up() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    world.killed(2, 1);
+    world.stopped(1, 0);
+    assert_eq!(world.acked(1), world.seq[&1]);
+}
+
+#[test]
+fn j6_a_broken_stream_is_unknown_and_a_lapsed_lease_is_lost() {
+    let mut world = World::running();
+    world.handle(Event::Gone { session: 2 });
+    let beat = |world: &mut World| {
+        let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
+        let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
+        world.handle(Event::Message { session: 1, message: Box::new(message) });
+    };
+    for _ in 0..4 {
+        world.later(Duration::from_secs(1));
+        beat(&mut world);
+    }
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "unreachable is not dead");
+    for _ in 0..3 {
+        world.later(Duration::from_secs(1));
+        beat(&mut world);
+    }
+    let JobPhase::Stopping { why: StopReason::Restart { cause }, .. } = world.phase() else {
+        panic!("{:?}", world.phase())
+    };
+    assert!(matches!(cause, Cause::WorkerLost { .. }), "{cause}");
+}
+
+#[test]
+fn a_worker_that_dials_again_with_its_trainer_is_taken_back() {
+    let mut world = World::running();
+    world.handle(Event::Gone { session: 2 });
+    let fence = v1::Fence { job: job().0, generation: world.generation, term: 1 };
+    world.join(3, "w1", Some(v1::RunningTrainer { fence: Some(fence), rank: 1, pid: 11, ..Default::default() }));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }));
+    assert!(world.stops().is_empty());
+    assert!(
+        world.sent.iter().any(|(session, body)| *session == 3 && matches!(body, Body::Control(_))),
+        "told sealed again"
+    );
+}
+
+#[test]
+fn a_worker_that_came_back_without_its_trainer_has_lost_it() {
+    let mut world = World::running();
+    world.join(3, "w1", None);
+    assert!(matches!(world.phase(), JobPhase::Stopping { why: StopReason::Restart { .. }, .. }), "{:?}", world.phase());
+    world.stopped(1, 0);
+    world.prepare(StartPoint::default());
+    assert_eq!(world.phase(), JobPhase::Forming { generation: Generation(3) });
+}
+
+#[test]
+fn a_restarted_coordinator_adopts_a_running_generation_without_touching_it() {
+    let mut world = World::running();
+    let record = world.journal.last().cloned().unwrap();
+    let mut successor = World { generation: world.generation, ..World::new() };
+    let spec = JobSpec::from_yaml(SPEC).unwrap();
+    let at = Moment { now: successor.now, wall_ms: 0 };
+    let effects = successor.core.adopt(record, spec, Term(3), at);
+    successor.take(effects);
+    let running = |rank: u32| {
+        let fence = v1::Fence { job: job().0, generation: 2, term: 1 };
+        Some(v1::RunningTrainer { fence: Some(fence), rank, pid: 10 + rank, ..Default::default() })
+    };
+    successor.join(1, "w0", running(0));
+    successor.join(2, "w1", running(1));
+    assert!(matches!(successor.phase(), JobPhase::Running { .. }));
+    assert!(successor.stops().is_empty() && successor.starts().is_empty());
+    // A save whose first report reached the predecessor only is reported again, since it was never acknowledged.
+    successor.shards(1, 0, 9);
+    successor.shards(2, 1, 9);
+    assert_eq!(successor.commits(), 1);
+    world.handle(Event::Tick);
+}
+
+#[test]
+fn a_formation_that_lost_its_coordinator_is_given_up_without_charge() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    world.prepare(StartPoint::default());
+    let record = world.journal.last().cloned().unwrap();
+    assert!(matches!(record.phase, JobPhase::Forming { .. }));
+    let mut successor = World { generation: world.generation, ..World::new() };
+    let at = Moment { now: successor.now, wall_ms: 0 };
+    let effects = successor.core.adopt(record, JobSpec::from_yaml(SPEC).unwrap(), Term(3), at);
+    successor.take(effects);
+    successor.join(1, "w0", None);
+    successor.join(2, "w1", None);
+    successor.prepare(StartPoint::default());
+    assert_eq!(successor.phase(), JobPhase::Forming { generation: Generation(3) });
+    assert_eq!(successor.core.jobs[&job()].record.budget.used, 0);
+}
+
+#[test]
+fn j7_a_start_that_may_not_have_arrived_is_sent_again_under_its_own_id() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    world.prepare(StartPoint::default());
+    world.handle(Event::Gone { session: 2 });
+    world.join(3, "w1", None);
+    let ids: Vec<_> = world
+        .sent
+        .iter()
+        .filter_map(|(session, body)| match body {
+            Body::StartTrainer(start) if *session >= 2 => Some(start.command_id.clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ids.len(), 2);
+    assert_eq!(ids[0], ids[1]);
+}
+
+#[test]
+fn a_finished_job_succeeds_only_after_its_last_commit() {
+    let mut world = World::running();
+    world.shards(1, 0, 39);
+    world.shards(2, 1, 39);
+    for (session, rank) in [(1, 0), (2, 1)] {
+        let cause = v1::FinishCause::Complete as i32;
+        world.report(session, rank, Report::Finished(v1::Finished { steps_done: 40, cause }));
+        world.report(session, rank, Report::Exited(v1::TrainerExit { code: Some(0), ..Default::default() }));
+    }
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    world.committed(39, Ok(()));
+    assert_eq!(world.phase(), JobPhase::Succeeded);
+}
+
+#[test]
+fn j5_a_failure_that_repeats_itself_ends_the_job_with_that_explanation() {
+    let mut world = World::running();
+    let fail = |world: &mut World| {
+        let stderr_tail = vec!["trainctl-trainer: error: boom".to_owned()];
+        let exit = v1::TrainerExit { code: Some(1), step: Some(5), stderr_tail, ..Default::default() };
+        world.report(2, 1, Report::Exited(exit));
+        world.stopped(1, 0);
+    };
+    fail(&mut world);
+    world.prepare(StartPoint::default());
+    for (session, rank) in [(1, 0), (2, 1)] {
+        world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 20 + rank, start_time: 1 }));
+    }
+    fail(&mut world);
+    let JobPhase::Failed { cause } = world.phase() else { panic!("{:?}", world.phase()) };
+    assert!(cause.to_string().contains("boom"), "{cause}");
+}
+
+#[test]
+fn a_cancel_with_save_asks_the_trainers_and_one_without_kills_them() {
+    let mut world = World::running();
+    world.handle(Event::Cancel { job: job(), save: true });
+    let asked = |body: &Body| {
+        matches!(body, Body::Control(v1::TrainerControl { request: Some(v1::trainer_control::Request::Stop(_)), .. }))
+    };
+    assert_eq!(world.sent.iter().filter(|(_, body)| asked(body)).count(), 2);
+    assert!(world.stops().is_empty());
+    world.handle(Event::Cancel { job: job(), save: false });
+    assert_eq!(world.stops(), [1, 2]);
+    world.stopped(1, 0);
+    world.stopped(2, 1);
+    assert_eq!(world.phase(), JobPhase::Cancelled);
+}
