@@ -49,9 +49,11 @@ pub struct TrainRow {
     pub epoch: u64,
     /// UTC with milliseconds, for example `2026-11-29T22:31:14.123Z`.
     pub timestamp: String,
-    /// Sum of token losses over the global batch ÷ its number of label tokens.
+    /// Sum of token losses over the global batch ÷ its number of label tokens. JSON has no NaN: null in the file.
+    #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
-    /// Global L2 norm before clipping.
+    /// Global L2 norm before clipping; null in the file when it is not finite.
+    #[serde(deserialize_with = "null_is_nan")]
     pub grad_norm: f64,
     /// Learning rate that the next step will use, as NeMo AutoModel logs it.
     pub lr: f64,
@@ -83,7 +85,8 @@ pub struct ValidationRow {
     pub epoch: u64,
     /// UTC with milliseconds.
     pub timestamp: String,
-    /// Σ token losses ÷ Σ label tokens.
+    /// Σ token losses ÷ Σ label tokens; null in the file when it is not finite.
+    #[serde(deserialize_with = "null_is_nan")]
     pub val_loss: f64,
     /// Learning rate, as in the training row.
     pub lr: f64,
@@ -152,4 +155,33 @@ pub enum FinishCause {
     UntilStep,
     /// A stop request that every rank saw at this step.
     Stopped,
+}
+
+/// serde_json writes what is not finite as null.
+fn null_is_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_of_a_skipped_step_can_be_read_back() {
+        let row = ValidationRow {
+            name: String::new(),
+            step: 3,
+            epoch: 0,
+            timestamp: String::new(),
+            val_loss: f64::NAN,
+            lr: 1.0,
+            num_label_tokens: 1,
+            mem: 1.0,
+            generation: 1,
+        };
+        let text = serde_json::to_string(&row).expect("JSON");
+        assert!(text.contains(r#""val_loss":null"#), "{text}");
+        let back: ValidationRow = serde_json::from_str(&text).expect("row");
+        assert!(back.val_loss.is_nan());
+    }
 }
