@@ -14,6 +14,9 @@ use trainctl_store::tenure::AcquireError;
 /// Exit code for a state directory that a live coordinator holds.
 const HELD: u8 = 69;
 
+/// tonic says at this level, and nothing else there, why it closed a connection: a stranger's bytes get one line each.
+const LOG: &str = "info,tonic::transport::server=debug";
+
 /// The coordinator: takes jobs, forms worlds, commits checkpoints, restarts what fails.
 #[derive(Parser)]
 #[command(version, after_help = "Example: trainctl-coordinator --state-dir ~/.local/state/trainctl")]
@@ -41,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: Args) -> anyhow::Result<()> {
-    telemetry::init("trainctl-coordinator")?;
+    telemetry::init_with_default("trainctl-coordinator", LOG)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let shutdown = Shutdown::new();

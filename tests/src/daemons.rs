@@ -98,13 +98,29 @@ pub fn wait_for_status(
     wait::until(what, || status(scratch, coordinator, job).filter(&condition))
 }
 
+/// Waits until the job has ended.
+pub fn wait_for_end(scratch: &Scratch, coordinator: &Path, job: &str) -> Value {
+    let is_over = |status: &Value| ["succeeded", "failed", "cancelled"].iter().any(|phase| status["phase"] == *phase);
+    wait_for_status(scratch, coordinator, job, "the job's end", is_over)
+}
+
 /// Waits until the job has ended, and asserts that it succeeded.
 ///
 /// # Panics
 /// If it did not.
 pub fn wait_for_success(scratch: &Scratch, coordinator: &Path, job: &str) -> Value {
-    let is_over = |status: &Value| ["succeeded", "failed", "cancelled"].iter().any(|phase| status["phase"] == *phase);
-    let status = wait_for_status(scratch, coordinator, job, "the job's end", is_over);
+    let status = wait_for_end(scratch, coordinator, job);
     assert_eq!(status["phase"], "succeeded", "{status:#}");
+    status
+}
+
+/// `trainctl cancel`: the job saves and stops. Waits for that.
+///
+/// # Panics
+/// If it ends in another way.
+pub fn cancel(scratch: &Scratch, coordinator: &Path, job: &str) -> Value {
+    scratch.trainctl(["cancel", job, "--coordinator", coordinator.to_str().unwrap()]).wait().expect_code(0);
+    let status = wait_for_end(scratch, coordinator, job);
+    assert_eq!(status["phase"], "cancelled", "{status:#}");
     status
 }

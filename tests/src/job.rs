@@ -27,8 +27,10 @@ pub struct Job {
     pub layers: u32,
     /// `fault_tolerance.max_restarts`.
     pub max_restarts: u32,
-    /// Learning rate.
+    /// Peak learning rate.
     pub lr: f64,
+    /// Steps until it is reached.
+    pub warmup: u64,
     /// The data.
     pub corpus: Corpus,
 }
@@ -48,6 +50,7 @@ impl Job {
             layers: 2,
             max_restarts: 10,
             lr: 3e-3,
+            warmup: 4,
             corpus: crate::corpus::corpus(),
         }
     }
@@ -55,14 +58,27 @@ impl Job {
     /// The same with steps that take long enough for something to happen between two of them.
     #[must_use]
     pub fn slow(mut self) -> Self {
-        self.seq_length = 256;
-        self.layers = 4;
+        self.seq_length = 128;
+        self.layers = 3;
         self
     }
 
     /// The spec's text.
     pub fn yaml(&self) -> String {
-        let Self { workers, steps, ckpt_every, val_every, seed, dropout, seq_length, layers, max_restarts, lr, .. } = self;
+        let Self {
+            workers,
+            steps,
+            ckpt_every,
+            val_every,
+            seed,
+            dropout,
+            seq_length,
+            layers,
+            max_restarts,
+            lr,
+            warmup,
+            ..
+        } = self;
         let [run_dir, prefix, tokenizer, index] =
             [&self.run_dir, &self.corpus.prefix, &self.corpus.tokenizer, &self.corpus.index]
                 .map(|path| path.display().to_string());
@@ -102,7 +118,7 @@ step_scheduler:
 optimizer:
   lr: {lr}
 lr_scheduler:
-  lr_warmup_steps: 4
+  lr_warmup_steps: {warmup}
 clip_grad_norm:
   max_norm: 1.0
 fault_tolerance:

@@ -16,20 +16,28 @@ use crate::scratch::Scratch;
 /// # Panics
 /// If that run does not succeed.
 pub fn unbroken(job: &Job) -> Run {
+    unbroken_until(job, job.steps)
+}
+
+/// The first `steps` steps of that run.
+///
+/// # Panics
+/// If that run does not succeed.
+pub fn unbroken_until(job: &Job, steps: u64) -> Run {
     let root = programs::scratch_root().canonicalize().unwrap();
     let programs_key = programs_key();
     let job = Job { run_dir: "unbroken".into(), ..job.clone() };
     let mut hasher = DefaultHasher::new();
-    job.yaml().hash(&mut hasher);
+    (job.yaml(), steps).hash(&mut hasher);
     let dir = root.join(format!("reference-{programs_key:016x}-{:016x}", hasher.finish()));
     once(&root.join("reference.lock"), &dir, |dir| {
         forget_others(&root, programs_key);
         let scratch = Scratch::new("reference");
         let job = Job { run_dir: dir.join("run"), ..job.clone() };
         let spec = job.write(scratch.join("job.yaml"));
-        scratch.trainctl(["run", spec.to_str().unwrap()]).wait().expect_code(0);
+        scratch.trainctl(["run", spec.to_str().unwrap(), "--until-step", &steps.to_string()]).wait().expect_code(0);
         let run = Run::new(&job.run_dir);
-        assert_eq!(run.latest().step, job.steps - 1);
+        assert_eq!(run.latest().step, steps - 1);
         assert_eq!(run.generations().len(), 1, "an unbroken run has one generation");
     });
     Run::new(dir.join("run"))

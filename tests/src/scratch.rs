@@ -64,8 +64,7 @@ impl Scratch {
             .current_dir(&self.dir)
             .env(MARKER, &self.mark)
             .env("HOME", self.join("home"))
-            .env_remove("XDG_STATE_HOME")
-            .env("TRAINCTL_LOG", "info");
+            .env_remove("XDG_STATE_HOME");
         command
     }
 

@@ -25,10 +25,7 @@ const EDGES: [(&str, &[&str]); 12] = [
     ("trainctl-worker", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store"]),
     ("trainctl", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
     // The end-to-end suites run the programs and never link them.
-    (
-        "trainctl-tests",
-        &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"],
-    ),
+    ("trainctl-tests", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
 ];
 
 /// Libraries that only some of our packages may use.

@@ -73,7 +73,8 @@ fn by_hand_the_job_waits_for_a_worker_and_goes_on() {
     wait_for_death(own[0], "the trainer");
     wait_for_death(own_left[0], "the grandchild");
 
-    let waits = |status: &Value| status["reason"].as_str().is_some_and(|reason| reason.contains("waiting for 1 more worker"));
+    let waits =
+        |status: &Value| status["reason"].as_str().is_some_and(|reason| reason.contains("waiting for 1 more worker"));
     let status = daemons::wait_for_status(&scratch, &state, &id, "the job to wait for a worker", waits);
     assert_eq!(status["phase"], "suspended", "{status:#}");
     // The other rank's trainer and what it left are gone too: its state is thrown away.

@@ -5,6 +5,7 @@
 mod architecture;
 mod coordinator_away;
 mod failing_trainers;
+mod hostile_bytes;
 mod killed_trainers;
 mod killed_workers;
 mod malformed_specs;

@@ -161,8 +161,8 @@ fn from_lowest_val_starts_where_it_says() {
         return;
     }
     let scratch = Scratch::new("lowest-val");
-    // A learning rate that ruins the model soon, so that the best checkpoint is not the last.
-    let job = Job { lr: 3.0, ckpt_every: 5, val_every: 5, steps: 20, ..Job::new(scratch.join("run")) };
+    // A learning rate that grows until it ruins the model, so that the best checkpoint is not the last.
+    let job = Job { lr: 3.0, warmup: 18, ckpt_every: 5, val_every: 5, steps: 20, ..Job::new(scratch.join("run")) };
     let spec = job.write(scratch.join("job.yaml"));
     run(&scratch, &spec, &[]).expect_code(0);
     let resumed = Run::new(&job.run_dir);
