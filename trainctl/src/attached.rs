@@ -47,10 +47,10 @@ pub(crate) async fn run(spec: &JobSpec, asked: &Asked) -> Outcome {
     let shutdown = Shutdown::new();
     let mut signals = Signals::listen(&shutdown)?;
     let site = Site::prepare(spec)?;
-    let mut supervisor = Supervisor::new(&shutdown)?;
+    let supervisor = Supervisor::new(&shutdown)?;
     let submission = Submission { spec, from, until_step: asked.until_step, fresh: asked.fresh };
     let mut progress = Progress::new();
-    let ended = site.job(&mut supervisor, &submission, &mut signals, &mut progress).await;
+    let ended = site.job(&supervisor, &submission, &mut signals, &mut progress).await;
     progress.finish();
     supervisor.stop(!matches!(ended, Ok(Ended::Job(_) | Ended::Nothing(_)))).await;
     shutdown.trigger("the job has ended");
@@ -86,6 +86,7 @@ struct Site<'a> {
     spec: &'a JobSpec,
     coordinator: Daemon,
     workers: Vec<Daemon>,
+    has_workers: std::cell::Cell<bool>,
 }
 
 impl<'a> Site<'a> {
@@ -111,7 +112,7 @@ impl<'a> Site<'a> {
             let arguments = ["--state-dir", &state, "--coordinator", &control_text, "--device", device];
             let arguments = arguments.map(str::to_owned).to_vec();
             let log = logs.join(format!("worker-{index}.log"));
-            workers.push(Daemon { name: format!("worker {index}"), program: worker.clone(), arguments, log });
+            workers.push(Daemon { name: format!("worker {index}"), program: worker.clone(), arguments, log }.tied()?);
         }
         make_dir(&control)?;
         make_dir(&logs)?;
@@ -120,13 +121,14 @@ impl<'a> Site<'a> {
             program: coordinator,
             arguments: vec!["--state-dir".to_owned(), control_text],
             log: logs.join("coordinator.log"),
-        };
-        Ok(Self { run_dir, spec, coordinator, workers })
+        }
+        .tied()?;
+        Ok(Self { run_dir, spec, coordinator, workers, has_workers: std::cell::Cell::new(false) })
     }
 
     async fn job(
         &self,
-        supervisor: &mut Supervisor,
+        supervisor: &Supervisor,
         submission: &Submission<'_>,
         signals: &mut Signals,
         progress: &mut Progress,
@@ -134,7 +136,7 @@ impl<'a> Site<'a> {
         let pid =
             supervisor.start(self.coordinator.clone()).map_err(|error| start_failure(&self.coordinator, &error))?;
         let accepted = tokio::select! {
-            accepted = self.accepted(&pid, submission) => accepted?,
+            accepted = self.accepted(supervisor, &pid, submission) => accepted?,
             gave_up = supervisor.gave_up() => return Err(failure(&gave_up)),
             () = signals.first() => return Ok(Ended::Interrupted),
         };
@@ -147,9 +149,7 @@ impl<'a> Site<'a> {
         }
         let job = response.job.ok_or_else(|| Failure::internal("the coordinator answered without a job"))?;
         // Workers come after the job is accepted, so that a refused one starts nothing.
-        for worker in &self.workers {
-            supervisor.start(worker.clone()).map_err(|error| start_failure(worker, &error))?;
-        }
+        self.start_workers(supervisor)?;
         progress.job(&job);
         let dialer = Dialer { place: Some(self.run_dir.control().to_string_lossy().into_owned()) };
         let followed = tokio::select! {
@@ -169,6 +169,7 @@ impl<'a> Site<'a> {
     /// makes the repetition harmless.
     async fn accepted(
         &self,
+        supervisor: &Supervisor,
         pid: &watch::Receiver<Option<u32>>,
         submission: &Submission<'_>,
     ) -> Result<(Client, v1::SubmitResponse), Failure> {
@@ -179,7 +180,7 @@ impl<'a> Site<'a> {
                 Ok(response) => return Ok((client, response.into_inner())),
                 Err(status) if client::is_away(&status) => tokio::time::sleep(LOOK_EVERY).await,
                 Err(status) if status.code() == Code::AlreadyExists => {
-                    if let Some(response) = self.leftover(&mut client, submission).await? {
+                    if let Some(response) = self.leftover(supervisor, &mut client, submission).await? {
                         return Ok((client, response));
                     }
                 }
@@ -192,6 +193,7 @@ impl<'a> Site<'a> {
     /// it, with its restart budget; another one ends it first.
     async fn leftover(
         &self,
+        supervisor: &Supervisor,
         client: &mut Client,
         submission: &Submission<'_>,
     ) -> Result<Option<v1::SubmitResponse>, Failure> {
@@ -206,10 +208,22 @@ impl<'a> Site<'a> {
         note(&format!("ending {}, which an earlier run left when it was killed", job.id));
         let request = v1::CancelRequest { job: job.id.clone(), mode: v1::CancelMode::Now.into() };
         client.cancel(request).await.map_err(|status| client::failure(&status))?;
+        // The coordinator believes that its ranks are gone once their workers say so, or after their leases.
+        self.start_workers(supervisor)?;
         while !is_terminal(client::get_job(client, Some(&job.id)).await?.phase()) {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         Ok(None)
+    }
+
+    /// Once.
+    fn start_workers(&self, supervisor: &Supervisor) -> Result<(), Failure> {
+        if !self.has_workers.replace(true) {
+            for worker in &self.workers {
+                supervisor.start(worker.clone()).map_err(|error| start_failure(worker, &error))?;
+            }
+        }
+        Ok(())
     }
 
     fn is_same(&self, job: &v1::Job, submission: &Submission<'_>) -> bool {

@@ -32,7 +32,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    match start(cli) {
+    let outcome = match cli.into_tied() {
+        Ok(tied) => tied.run(),
+        Err(cli) => start(cli),
+    };
+    match outcome {
         Ok(exit) => ExitCode::from(exit as u8),
         Err(failure) => {
             if !failure.message.is_empty() {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use trainctl_dataset::indexed::IndexedReader;
-use trainctl_dataset::preprocess;
 use trainctl_dataset::tokenizer::Tokenizer;
 use trainctl_spec::job::ModelConfigSource;
 use trainctl_spec::{

@@ -41,8 +41,9 @@ pub(crate) fn summary(job: &v1::Job) -> String {
     if let Some(row) = &job.last_validation {
         lines.push(format!("  validation  {:.4} after {}", row.val_loss, steps(row.step + 1)));
     }
-    for (name, target) in [("LATEST", &job.latest), ("LOWEST_VAL", &job.lowest_val)] {
-        let shown = if target.is_empty() { "none: nothing was committed".to_owned() } else { pointer(target) };
+    let none = [("LATEST", "none: nothing was committed"), ("LOWEST_VAL", "none: no checkpoint has a validation loss")];
+    for ((name, none), target) in none.into_iter().zip([&job.latest, &job.lowest_val]) {
+        let shown = if target.is_empty() { none.to_owned() } else { pointer(target) };
         lines.push(format!("  {name:<11} {shown}"));
     }
     if job.restarts > 0 {

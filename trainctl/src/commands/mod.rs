@@ -22,6 +22,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::client::{self, Client, CoordinatorArgs};
 use crate::exit::{Failure, Outcome};
+use crate::supervise::tied;
 
 /// Trains language models and keeps the run alive.
 #[derive(Debug, Parser)]
@@ -50,12 +51,22 @@ enum Command {
     Resume(resume::Resume),
     Checkpoints(checkpoints::Checkpoints),
     Data(data::Data),
+    #[command(name = tied::VERB, hide = true)]
+    Tied(tied::Tied),
 }
 
 impl Cli {
     /// Whether the command supervises daemons, whose troubles a person should see.
     pub(crate) fn is_attached(&self) -> bool {
         matches!(self.command, Command::Run(_) | Command::Resume(_))
+    }
+
+    /// The verb that must run before anything else in the process.
+    pub(crate) fn into_tied(self) -> Result<tied::Tied, Self> {
+        match self.command {
+            Command::Tied(tied) => Ok(tied),
+            command => Err(Self { command }),
+        }
     }
 
     /// Runs the verb.
@@ -75,6 +86,7 @@ impl Cli {
             Command::Resume(verb) => verb.run().await,
             Command::Checkpoints(verb) => verb.run().await,
             Command::Data(verb) => verb.run(),
+            Command::Tied(verb) => verb.run(),
         }
     }
 }
@@ -133,7 +145,7 @@ mod tests {
     use super::*;
 
     fn walk(command: &Command, path: &str, visit: &mut dyn FnMut(&str, &Command)) {
-        for sub in command.get_subcommands() {
+        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
             let path = format!("{path} {}", sub.get_name()).trim_start().to_owned();
             if sub.has_subcommands() {
                 walk(sub, &path, visit);

@@ -1,13 +1,14 @@
 //! Keeps child daemons running: starts them, restarts them with back-off and a bound, and leaves nothing behind.
 //!
 //! Every child leads a process group of its own, so that Ctrl-C at the terminal reaches only us, and is killed by the
-//! kernel when we end, however we end (`TRAINCTL_PARENT_PID`). We are a subreaper: what a dead worker leaves behind
+//! kernel when we end, however we end ([`tied`]). We are a subreaper: what a dead worker leaves behind
 //! becomes ours and is killed before the worker starts again.
 //!
 //! Children are spawned from the main thread only, since the kernel ties their lives to the thread that spawned them. So
 //! everything here runs on a current-thread runtime.
 
 mod policy;
+pub(crate) mod tied;
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -46,6 +47,16 @@ pub(crate) struct Daemon {
     pub(crate) log: PathBuf,
 }
 
+impl Daemon {
+    /// The same daemon, started through [`tied`].
+    pub(crate) fn tied(self) -> std::io::Result<Self> {
+        let own = std::env::current_exe()?;
+        let program = self.program.to_string_lossy().into_owned();
+        let arguments = [tied::VERB.to_owned(), program].into_iter().chain(self.arguments).collect();
+        Ok(Self { program: own, arguments, ..self })
+    }
+}
+
 /// A daemon that we gave up on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GaveUp {
@@ -67,7 +78,7 @@ pub(crate) struct Supervisor {
     /// Pids that somebody waits for. A pid leaves only after its wait has returned.
     children: Arc<Mutex<HashSet<u32>>>,
     gave_up: watch::Sender<Option<GaveUp>>,
-    groups: Vec<Shutdown>,
+    groups: Mutex<Vec<Shutdown>>,
 }
 
 impl Supervisor {
@@ -78,14 +89,14 @@ impl Supervisor {
             shutdown: shutdown.clone(),
             children: Arc::default(),
             gave_up: watch::Sender::new(None),
-            groups: Vec::new(),
+            groups: Mutex::default(),
         })
     }
 
     /// Starts a daemon and keeps it running. The first start happens before this returns.
     ///
     /// Returns a view of its current pid; `None` between two starts.
-    pub(crate) fn start(&mut self, daemon: Daemon) -> std::io::Result<watch::Receiver<Option<u32>>> {
+    pub(crate) fn start(&self, daemon: Daemon) -> std::io::Result<watch::Receiver<Option<u32>>> {
         let child = launch(&daemon, &self.children)?;
         let (pid_sender, pid) = watch::channel(child.id());
         let group = self.shutdown.child();
@@ -98,7 +109,7 @@ impl Supervisor {
         };
         let kind = TaskKind { name: "supervise", on_cancel: OnCancel::Finish, on_error: OnError::Log };
         drop(spawn(kind, &group, keeper.run(child)));
-        self.groups.push(group);
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).push(group);
         Ok(pid)
     }
 
@@ -118,10 +129,11 @@ impl Supervisor {
     /// Ends every daemon by SIGTERM, and by SIGKILL after 10 s (at once when `now`): first all that were started later,
     /// then the first, on which the others depend. Then kills and reaps all that is left under this process.
     pub(crate) async fn stop(self, now: bool) {
-        let (first, later) = self.groups.split_at(self.groups.len().min(1));
+        let groups = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        let (first, later) = groups.split_at(groups.len().min(1));
         if now {
             // Before the kill, so that no keeper takes it for a crash.
-            self.groups.iter().for_each(|group| group.trigger("stop now"));
+            groups.iter().for_each(|group| group.trigger("stop now"));
             for pid in self.pids() {
                 proc::kill_group(pid);
             }
@@ -320,7 +332,7 @@ mod tests {
         };
         let grandchild = || std::fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok());
         let shutdown = Shutdown::new();
-        let mut supervisor = Supervisor::new(&shutdown).expect("subreaper");
+        let supervisor = Supervisor::new(&shutdown).expect("subreaper");
         let mut pid = supervisor.start(daemon).expect("start");
         let first = new_pid(&mut pid, None).await;
         until("a grandchild", || grandchild().is_some()).await;
