@@ -1,5 +1,7 @@
 //! A connection to a coordinator, and what its answers mean for the exit code.
 
+use std::time::Duration;
+
 use clap::Args;
 use tonic::{Code, Status};
 use trainctl_proto::v1;
@@ -43,6 +45,15 @@ pub(crate) async fn connect(located: &Located) -> Result<Client, Failure> {
         Failure::unreachable(format!("{error}; {} names it{started}", located.dir.join(endpoint::FILE_NAME).display()))
     })?;
     Ok(client(channel))
+}
+
+/// Whether a coordinator answers there within 3 s: a frozen one accepts connections and says nothing.
+pub(crate) async fn answers(located: &Located) -> bool {
+    let ask = async {
+        let mut client = connect(located).await.ok()?;
+        client.list(v1::ListRequest {}).await.ok()
+    };
+    tokio::time::timeout(Duration::from_secs(3), ask).await.is_ok_and(|answer| answer.is_some())
 }
 
 /// Wraps a channel.

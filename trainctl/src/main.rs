@@ -32,9 +32,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let outcome = match cli.into_tied() {
-        Ok(tied) => tied.run(),
-        Err(cli) => start(cli),
+    let outcome = match cli.tied() {
+        Some(tied) => tied.run(),
+        None => start(cli),
     };
     match outcome {
         Ok(exit) => ExitCode::from(exit as u8),

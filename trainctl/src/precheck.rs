@@ -3,7 +3,6 @@
 //! The coordinator decides again on Submit, under its term; this look exists so that a refusal leaves no trace.
 
 use std::path::Path;
-use std::time::Duration;
 
 use trainctl_runtime::endpoint::{self, Located};
 use trainctl_runtime::proc;
@@ -162,12 +161,7 @@ async fn answers(run_dir: &RunDir, holder: &Holder) -> bool {
     if endpoint.incarnation != holder.info.incarnation {
         return false;
     }
-    let located = Located { endpoint, dir };
-    let ask = async {
-        let mut client = client::connect(&located).await.ok()?;
-        client.list(trainctl_proto::v1::ListRequest {}).await.ok()
-    };
-    tokio::time::timeout(Duration::from_secs(3), ask).await.is_ok_and(|answer| answer.is_some())
+    client::answers(&Located { endpoint, dir }).await
 }
 
 fn live_holder(run_dir: &RunDir, holder: &Holder) -> Failure {

@@ -62,10 +62,10 @@ impl Cli {
     }
 
     /// The verb that must run before anything else in the process.
-    pub(crate) fn into_tied(self) -> Result<tied::Tied, Self> {
-        match self.command {
-            Command::Tied(tied) => Ok(tied),
-            command => Err(Self { command }),
+    pub(crate) fn tied(&self) -> Option<&tied::Tied> {
+        match &self.command {
+            Command::Tied(tied) => Some(tied),
+            _ => None,
         }
     }
 

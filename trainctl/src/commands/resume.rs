@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use trainctl_runtime::endpoint;
+use trainctl_runtime::endpoint::{self, Located};
 use trainctl_spec::{JobSpec, Override};
 
 use super::submission::{Submission, submit_and_follow};
@@ -17,7 +17,8 @@ use crate::spec_file;
 
 /// Continue a run from a checkpoint
 ///
-/// With a coordinator the job is queued there; without one it runs attached to this terminal, like `trainctl run`.
+/// With a coordinator (one that is named, holds the run directory or is the user's own) the job is queued there; without one
+/// it runs attached to this terminal, like `trainctl run`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  trainctl resume runs/gpt2-124m --from LOWEST_VAL")]
 pub(super) struct Resume {
@@ -54,43 +55,57 @@ impl Resume {
         let mut overrides: Vec<Override> = first_override.iter().map(|text| Override::bare(text)).collect();
         overrides.extend(self.overrides.all());
         overrides.extend(spec_file::workers_override(self.workers));
-        let run_dir = self.run_dir().await?;
+        let (run_dir, found_by_coordinator) = self.run_dir().await?;
         overrides.extend(spec_file::run_dir_override(Some(&run_dir))?);
         let spec = self.spec(&run_dir, &overrides)?;
         let asked =
             Asked { from: self.from.clone(), until_step: self.until_step, fresh: false, allow_older: self.allow_older };
-        if !self.has_coordinator() {
+        let Some(coordinator) = self.coordinator(&run_dir, found_by_coordinator).await else {
             return attached::run(&spec, &asked).await;
-        }
+        };
         let submission = Submission { spec: &spec, from: asked.from, until_step: asked.until_step, fresh: false };
-        submit_and_follow(&self.coordinator, &submission, self.follow, self.output).await
+        submit_and_follow(&coordinator, &submission, self.follow, self.output).await
     }
 
-    /// A coordinator counts when it was named; one that merely left its endpoint file in the run directory does not.
-    fn has_coordinator(&self) -> bool {
-        self.coordinator.coordinator.is_some()
-            || std::env::var_os(endpoint::VARIABLE).is_some_and(|value| !value.is_empty())
+    /// The coordinator that was named or that knew the job, else one that answers: the run directory's holder, then the
+    /// user's own.
+    async fn coordinator(&self, run_dir: &Path, found_by_coordinator: bool) -> Option<CoordinatorArgs> {
+        let is_named = self.coordinator.coordinator.is_some()
+            || std::env::var_os(endpoint::VARIABLE).is_some_and(|value| !value.is_empty());
+        if is_named || found_by_coordinator {
+            return Some(self.coordinator.clone());
+        }
+        for dir in [Some(run_dir.join("control")), endpoint::user_state_dir()].into_iter().flatten() {
+            if let Ok(endpoint) = endpoint::read(&dir)
+                && client::answers(&Located { endpoint, dir: dir.clone() }).await
+            {
+                note(&format!("queueing on the coordinator of {}", dir.display()));
+                return Some(CoordinatorArgs { coordinator: Some(dir.to_string_lossy().into_owned()) });
+            }
+        }
+        None
     }
 
     /// The run directory that is meant, said aloud when nobody named it.
-    async fn run_dir(&self) -> Result<PathBuf, Failure> {
+    /// True: a coordinator told it.
+    async fn run_dir(&self) -> Result<(PathBuf, bool), Failure> {
         if let Some(target) = &self.target {
             let path = PathBuf::from(target);
             if path.is_dir() {
-                return Ok(path);
+                return Ok((path, false));
             }
             if path.components().count() > 1 {
                 return Err(Failure::usage(format!("{target} is no directory; name a run directory or a job id")));
             }
-            return self.run_dir_of(Some(target)).await;
+            return Ok((self.run_dir_of(Some(target)).await?, true));
         }
         let current = PathBuf::from(".");
         if is_run(&current) {
             let shown = std::path::absolute(&current)?;
             note(&format!("resuming the run in the current folder, {}", shown.display()));
-            return Ok(current);
+            return Ok((current, false));
         }
-        self.run_dir_of(None).await
+        Ok((self.run_dir_of(None).await?, true))
     }
 
     async fn run_dir_of(&self, job: Option<&str>) -> Result<PathBuf, Failure> {

@@ -26,7 +26,7 @@ pub(crate) struct Tied {
 
 impl Tied {
     /// Call on the main thread, before there is another one.
-    pub(crate) fn run(self) -> Outcome {
+    pub(crate) fn run(&self) -> Outcome {
         proc::die_with_parent().map_err(|error| Failure::internal(error.to_string()))?;
         let error = Command::new(&self.program).args(&self.arguments).exec();
         Err(Failure::internal(format!("start {}: {error}", self.program.display())))
