@@ -8,7 +8,7 @@ use serde_json::Value;
 use trainctl_proto::v1;
 
 use crate::output::{note, people, steps};
-use crate::view::{phase_name, rate, stop_at, train_line, validation_line};
+use crate::view::{is_terminal, phase_name, rate, stop_at, train_line, validation_line};
 
 /// Plain lines come at most so often; the last row always comes.
 const PLAIN_EVERY: Duration = Duration::from_secs(1);
@@ -51,7 +51,8 @@ impl Progress {
         let changed = self.last_phase.as_ref() != Some(&shown);
         if let Some(bar) = &self.bar {
             bar.set_length(self.total);
-            if !self.started || job.steps_done < bar.position() {
+            // While it runs the rows are ahead of the job's own count.
+            if !self.started || is_terminal(job.phase()) {
                 bar.set_position(job.steps_done);
                 // The estimate starts where this run starts, not at step 0.
                 bar.reset_eta();
@@ -70,6 +71,10 @@ impl Progress {
     pub(crate) fn train(&mut self, row: v1::TrainRow) {
         match &self.bar {
             Some(bar) => {
+                if row.step + 1 < bar.position() {
+                    // A new generation runs these steps again.
+                    bar.reset_eta();
+                }
                 bar.set_position(row.step + 1);
                 bar.set_message(format!("loss {:.4}  lr {:.2e}  {} tokens/s", row.loss, row.lr, rate(row.tps)));
             }

@@ -1,8 +1,10 @@
 //! The contract of the command line, on the real program: exit codes, what goes to which stream, and that a refusal
 //! leaves no trace. What needs daemons is in the end-to-end suites.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use trainctl_dataset::indexed::{Dtype, IndexedWriter};
 
@@ -234,6 +236,41 @@ fn data_verbs_make_what_a_spec_reads() {
     let output =
         place.trainctl(&[&["validate", "job.yaml", "--set", "model.config.vocab_size=300"][..], &set].concat());
     assert_eq!(code(&output), 0, "{}", text(&output.stderr));
+}
+
+/// A daemon of `trainctl run` ends with its supervisor, also when that is killed with SIGKILL.
+#[test]
+fn a_tied_daemon_does_not_outlive_its_supervisor() {
+    let script = r#"TRAINCTL_PARENT_PID=$$ "$0" tied-daemon sleep 600 & echo $!; wait"#;
+    let mut supervisor = Command::new("bash")
+        .args(["-c", script, env!("CARGO_BIN_EXE_trainctl")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("bash");
+    let mut line = String::new();
+    BufReader::new(supervisor.stdout.take().expect("stdout")).read_line(&mut line).expect("pid");
+    let daemon: u32 = line.trim().parse().expect("pid");
+    let is_daemon = || std::fs::read(format!("/proc/{daemon}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep\0"));
+    wait_until("the daemon runs", is_daemon);
+    supervisor.kill().expect("kill");
+    supervisor.wait().expect("wait");
+    wait_until("the daemon is gone", || !is_daemon());
+    // Started by nobody who lives: it never becomes the daemon.
+    let orphan = Command::new(env!("CARGO_BIN_EXE_trainctl"))
+        .args(["tied-daemon", "touch", "never"])
+        .env("TRAINCTL_PARENT_PID", "4194305")
+        .output()
+        .expect("run trainctl");
+    assert_eq!(code(&orphan), 2);
+    assert!(!Path::new("never").exists());
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

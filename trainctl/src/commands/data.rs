@@ -1,5 +1,6 @@
 //! `trainctl data`
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -155,9 +156,16 @@ impl Data {
     }
 }
 
-/// What the person gave is wrong more often than the machine is.
+/// A file that is not there or not what it should be is the person's affair, a disk that fails is not.
 fn failure(error: trainctl_dataset::Error) -> Failure {
-    Failure::usage(error.to_string())
+    match &error {
+        trainctl_dataset::Error::Io { source, .. }
+            if !matches!(source.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory | ErrorKind::AlreadyExists) =>
+        {
+            Failure::internal(error.to_string())
+        }
+        _ => Failure::usage(error.to_string()),
+    }
 }
 
 impl Train {

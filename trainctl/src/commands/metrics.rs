@@ -28,17 +28,40 @@ pub(super) struct Metrics {
     output: OutputArgs,
 }
 
-/// One row; the JSON has its kind first.
-enum Row {
-    Train(v1::TrainRow),
-    Validation(v1::ValidationRow),
+/// One row in both forms; the JSON has its kind first.
+struct Row {
+    json: Map<String, Value>,
+    text: String,
+}
+
+impl Row {
+    fn new(kind: &str, row: &impl serde::Serialize, text: String) -> Result<Self, Failure> {
+        let mut json = Map::from_iter([("kind".to_owned(), Value::from(kind))]);
+        match serde_json::to_value(row) {
+            Ok(Value::Object(keys)) => json.extend(keys),
+            Ok(other) => drop(json.insert("row".to_owned(), other)),
+            Err(error) => return Err(Failure::internal(format!("write JSON: {error}"))),
+        }
+        Ok(Self { json, text })
+    }
+
+    /// From the wire, where a row has no generation.
+    fn train(row: v1::TrainRow) -> Result<Self, Failure> {
+        let text = train_line(&row, 0);
+        Self::new("train", &TrainRowView::from(row), text)
+    }
+
+    fn validation(row: v1::ValidationRow) -> Result<Self, Failure> {
+        let text = validation_line(&row);
+        Self::new("validation", &ValidationRowView::from(row), text)
+    }
 }
 
 impl Metrics {
     pub(super) async fn run(self) -> Outcome {
         if let Some(run_dir) = self.job.run_dir() {
             for row in read_files(&run_dir)? {
-                self.print(row)?;
+                self.print(&row)?;
             }
             return Ok(Exit::Ok);
         }
@@ -47,44 +70,35 @@ impl Metrics {
         let mut stream = client.watch(request).await.map_err(|status| client::failure(&status))?.into_inner();
         while let Some(event) = stream.next().await {
             match event.map_err(|status| client::failure(&status))?.kind {
-                Some(v1::watch_event::Kind::Train(row)) => self.print(Row::Train(row))?,
-                Some(v1::watch_event::Kind::Validation(row)) => self.print(Row::Validation(row))?,
+                Some(v1::watch_event::Kind::Train(row)) => self.print(&Row::train(row)?)?,
+                Some(v1::watch_event::Kind::Validation(row)) => self.print(&Row::validation(row)?)?,
                 _ => {}
             }
         }
         Ok(Exit::Ok)
     }
 
-    fn print(&self, row: Row) -> Result<(), Failure> {
-        match (self.output.is_json(), row) {
-            (true, Row::Train(row)) => json(&with_kind("train", &TrainRowView::from(row))?),
-            (true, Row::Validation(row)) => json(&with_kind("validation", &ValidationRowView::from(row))?),
-            (false, Row::Train(row)) => line(&train_line(&row, 0)),
-            (false, Row::Validation(row)) => line(&validation_line(&row)),
-        }
+    fn print(&self, row: &Row) -> Result<(), Failure> {
+        if self.output.is_json() { json(&row.json) } else { line(&row.text) }
     }
-}
-
-fn with_kind(kind: &str, row: &impl serde::Serialize) -> Result<Map<String, Value>, Failure> {
-    let mut object = Map::from_iter([("kind".to_owned(), Value::from(kind))]);
-    match serde_json::to_value(row) {
-        Ok(Value::Object(keys)) => object.extend(keys),
-        Ok(other) => drop(object.insert("row".to_owned(), other)),
-        Err(error) => return Err(Failure::internal(format!("write JSON: {error}"))),
-    }
-    Ok(object)
 }
 
 /// All rows of a run directory in step order, a step's training row before its validation rows.
 fn read_files(run_dir: &Path) -> Result<Vec<Row>, Failure> {
     let run = RunDir::new(run_dir);
     let failure = |error: trainctl_store::Error| Failure::internal(error.to_string());
-    let train: Vec<report::TrainRow> = parse_rows(run.training_rows()).map_err(failure)?;
-    let mut rows: Vec<(u64, u8, Row)> = train.iter().map(|row| (row.step, 0, Row::Train(row.into()))).collect();
+    let mut rows: Vec<(u64, u8, Row)> = Vec::new();
+    for row in parse_rows::<report::TrainRow>(run.training_rows()).map_err(failure)? {
+        rows.push((row.step, 0, Row::new("train", &row, train_line(&(&row).into(), 0))?));
+    }
     for name in validation_sets(run_dir)? {
-        let set: Vec<report::ValidationRow> = parse_rows(run.validation_rows(&name)).map_err(failure)?;
-        let named = set.into_iter().map(|row| report::ValidationRow { name: name.clone(), ..row });
-        rows.extend(named.map(|row| (row.step, 1, Row::Validation((&row).into()))));
+        for row in parse_rows::<report::ValidationRow>(run.validation_rows(&name)).map_err(failure)? {
+            let text = validation_line(&v1::ValidationRow { name: name.clone(), ..(&row).into() });
+            let mut shown = Row::new("validation", &row, text)?;
+            // The file's name says it, not the row.
+            shown.json.insert("name".to_owned(), name.clone().into());
+            rows.push((row.step, 1, shown));
+        }
     }
     rows.sort_by_key(|(step, order, _)| (*step, *order));
     Ok(rows.into_iter().map(|(_, _, row)| row).collect())
