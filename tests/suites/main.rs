@@ -9,5 +9,7 @@ mod hostile_bytes;
 mod killed_trainers;
 mod killed_workers;
 mod malformed_specs;
+mod reading;
 mod resume;
+mod state_hash;
 mod world_sizes;
