@@ -160,15 +160,23 @@ impl JobsService {
     }
 
     /// A start that was asked for by name must exist before anything is queued.
-    async fn check_start(&self, spec: &JobSpec, from: &str) -> Result<Vec<String>, Status> {
+    async fn check_start(
+        &self,
+        spec: &JobSpec,
+        from: String,
+        allow_older: bool,
+    ) -> Result<(String, Vec<String>), Status> {
         if from.is_empty() {
-            return Ok(Vec::new());
+            return Ok((from, Vec::new()));
         }
         let selector: Selector = from.parse().map_err(|e| Status::invalid_argument(format!("--from {from}: {e}")))?;
-        let options = ResolveOptions { best_metric_key: best_metric_key(spec), ..ResolveOptions::default() };
+        let options =
+            ResolveOptions { best_metric_key: best_metric_key(spec), allow_older, ..ResolveOptions::default() };
         let resolved = CheckpointStore::open(&spec.run_dir).resolve(selector, &options).await;
         let resolved = resolved.map_err(|error| Status::failed_precondition(error.to_string()))?;
-        Ok(resolved.notes.iter().map(ToString::to_string).collect())
+        // An older one than asked for is what the formation must find too.
+        let from = if allow_older { resolved.checkpoint.name().to_string() } else { from };
+        Ok((from, resolved.notes.iter().map(ToString::to_string).collect()))
     }
 
     async fn admit(&self, asked: v1::SubmitRequest, spec: JobSpec, from: String) -> Result<JobId, Status> {
@@ -250,7 +258,7 @@ impl v1::jobs_server::Jobs for JobsService {
                 Ok(Response::new(v1::SubmitResponse { job: Some(job), message, already_finished: true }))
             }
             Admission::Admit { from, reason } => {
-                let notes = self.check_start(&spec, &from).await?;
+                let (from, notes) = self.check_start(&spec, from, asked.allow_older).await?;
                 let id = self.admit(asked, spec, from).await?;
                 let message = notes.into_iter().chain([reason.to_string()]).collect::<Vec<_>>().join("; ");
                 let job = Some(self.status(&id).await?);

@@ -8,11 +8,15 @@ use clap::Parser;
 use trainctl_coordinator::{runs, server};
 use trainctl_runtime::signals::Signals;
 use trainctl_runtime::tasks::Shutdown;
-use trainctl_runtime::telemetry;
+use trainctl_runtime::{proc, telemetry};
 use trainctl_store::tenure::AcquireError;
 
 /// Exit code for a state directory that a live coordinator holds.
 const HELD: u8 = 69;
+/// Internal error.
+const INTERNAL: u8 = 2;
+/// Wrong flags.
+const USAGE: u8 = 64;
 
 /// tonic says at this level, and nothing else there, why it closed a connection: a stranger's bytes get one line each.
 const LOG: &str = "info,tonic::transport::server=debug";
@@ -30,17 +34,30 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let code = if error.use_stderr() { USAGE } else { 0 };
+            return if error.print().is_ok() { ExitCode::from(code) } else { ExitCode::from(INTERNAL) };
+        }
+    };
+    // Under `trainctl run` this process does not outlive its supervisor.
+    if let Err(error) = proc::die_with_parent() {
+        return fail(&error.into());
+    }
     match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "failed");
-            let held = error.chain().any(|cause| {
-                matches!(cause.downcast_ref(), Some(runs::Error::Tenure(AcquireError::LiveHolder { .. })))
-            });
-            ExitCode::from(if held { HELD } else { 2 })
-        }
+        Err(error) => fail(&error),
     }
+}
+
+/// Logs the error and chooses the exit code: whoever started us tells a held directory from a fault by it.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    tracing::error!(error = format!("{error:#}"), "failed");
+    let held = error
+        .chain()
+        .any(|cause| matches!(cause.downcast_ref(), Some(runs::Error::Tenure(AcquireError::LiveHolder { .. }))));
+    ExitCode::from(if held { HELD } else { INTERNAL })
 }
 
 fn serve(args: Args) -> anyhow::Result<()> {

@@ -73,7 +73,7 @@ impl Runs {
             return Ok(tenure.clone());
         }
         let clock = TokioClock::default();
-        let probe = Answers { control: control.clone() };
+        let probe = Answers { control: control.clone(), own: self.endpoint.clone() };
         let tenure = Tenure::acquire(Io::new(&control), self.holder(), &probe, &clock, &Policy::default()).await?;
         let tenure = Arc::new(tenure);
         endpoint::publish(&self.endpoint, &control)?;
@@ -135,11 +135,16 @@ impl Runs {
 /// Asks a holder whether it is the one that its file names.
 struct Answers {
     control: PathBuf,
+    own: Endpoint,
 }
 
 #[tonic::async_trait]
 impl Probe for Answers {
     async fn answers(&self, holder: &Holder) -> bool {
+        // We have bound its port since: it is gone, and we would wait for our own answer.
+        if holder.info.port == self.own.port && holder.info.addresses == self.own.addresses {
+            return false;
+        }
         // The file beside holder.json has what TLS needs; it may be newer or older than the holder.
         let published = endpoint::read(&self.control).ok().filter(|e| e.incarnation == holder.info.incarnation);
         let endpoint = Endpoint {

@@ -159,7 +159,7 @@ pub fn finish_cause(number: i32) -> Result<report::FinishCause, ProtocolError> {
         .try_into()
 }
 
-/// A row does not carry its generation on the wire: the report's fence does.
+/// A rank's row: its generation is the report's fence, whatever the row says.
 #[must_use]
 pub fn train_row(wire: v1::TrainRow, generation: Generation) -> report::TrainRow {
     report::TrainRow {
@@ -194,6 +194,7 @@ impl From<&report::TrainRow> for v1::TrainRow {
             mfu: row.mfu,
             num_tokens_per_step: row.num_tokens_per_step,
             num_label_tokens: row.num_label_tokens,
+            generation: row.generation,
         }
     }
 }
@@ -234,6 +235,7 @@ impl From<&report::ValidationRow> for v1::ValidationRow {
             lr: row.lr,
             num_label_tokens: row.num_label_tokens,
             mem: row.mem,
+            generation: row.generation,
         }
     }
 }

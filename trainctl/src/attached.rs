@@ -48,7 +48,8 @@ pub(crate) async fn run(spec: &JobSpec, asked: &Asked) -> Outcome {
     let mut signals = Signals::listen(&shutdown)?;
     let site = Site::prepare(spec)?;
     let supervisor = Supervisor::new(&shutdown)?;
-    let submission = Submission { spec, from, until_step: asked.until_step, fresh: asked.fresh };
+    let submission =
+        Submission { spec, from, until_step: asked.until_step, fresh: asked.fresh, allow_older: asked.allow_older };
     let mut progress = Progress::new();
     let ended = site.job(&supervisor, &submission, &mut signals, &mut progress).await;
     progress.finish();

@@ -58,6 +58,7 @@ pub(crate) struct TrainRowView {
     mfu: Option<f64>,
     num_tokens_per_step: u64,
     num_label_tokens: u64,
+    generation: u64,
 }
 
 /// A row of validation.jsonl, as JSON.
@@ -71,6 +72,7 @@ pub(crate) struct ValidationRowView {
     lr: f64,
     num_label_tokens: u64,
     mem: f64,
+    generation: u64,
 }
 
 fn some(text: String) -> Option<String> {
@@ -135,6 +137,7 @@ impl From<v1::TrainRow> for TrainRowView {
             mfu: row.mfu,
             num_tokens_per_step: row.num_tokens_per_step,
             num_label_tokens: row.num_label_tokens,
+            generation: row.generation,
         }
     }
 }
@@ -150,6 +153,7 @@ impl From<v1::ValidationRow> for ValidationRowView {
             lr: row.lr,
             num_label_tokens: row.num_label_tokens,
             mem: row.mem,
+            generation: row.generation,
         }
     }
 }

@@ -45,7 +45,6 @@ impl Row {
         Ok(Self { json, text })
     }
 
-    /// From the wire, where a row has no generation.
     fn train(row: v1::TrainRow) -> Result<Self, Failure> {
         let text = train_line(&row, 0);
         Self::new("train", &TrainRowView::from(row), text)

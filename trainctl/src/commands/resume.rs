@@ -63,7 +63,13 @@ impl Resume {
         let Some(coordinator) = self.coordinator(&run_dir, found_by_coordinator).await else {
             return attached::run(&spec, &asked).await;
         };
-        let submission = Submission { spec: &spec, from: asked.from, until_step: asked.until_step, fresh: false };
+        let submission = Submission {
+            spec: &spec,
+            from: asked.from,
+            until_step: asked.until_step,
+            fresh: false,
+            allow_older: self.allow_older,
+        };
         submit_and_follow(&coordinator, &submission, self.follow, self.output).await
     }
 

@@ -22,6 +22,7 @@ pub(crate) struct Submission<'a> {
     pub(crate) from: String,
     pub(crate) until_step: Option<u64>,
     pub(crate) fresh: bool,
+    pub(crate) allow_older: bool,
 }
 
 impl Submission<'_> {
@@ -32,6 +33,7 @@ impl Submission<'_> {
             from: self.from.clone(),
             until_step: self.until_step,
             fresh: self.fresh,
+            allow_older: self.allow_older,
             request_id: random_hex(16).map_err(|error| Failure::internal(error.to_string()))?,
         })
     }

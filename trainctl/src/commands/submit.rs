@@ -43,8 +43,13 @@ impl Submit {
         let mut overrides = self.overrides.all();
         overrides.extend(spec_file::run_dir_override(self.run_dir.as_deref())?);
         let spec = spec_file::accept(&self.spec, &overrides)?;
-        let submission =
-            Submission { spec: &spec, from: String::new(), until_step: self.until_step, fresh: self.fresh };
+        let submission = Submission {
+            spec: &spec,
+            from: String::new(),
+            until_step: self.until_step,
+            fresh: self.fresh,
+            allow_older: false,
+        };
         submit_and_follow(&self.coordinator, &submission, self.follow, self.output).await
     }
 }
