@@ -9,7 +9,7 @@ BINARIES = -p trainctl -p trainctl-coordinator -p trainctl-worker -p trainctl-tr
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 .PHONY: libtorch
 libtorch: ## Install libtorch into the user's cache (no root needed) and print its folder
@@ -24,8 +24,8 @@ quickstart: build ## Make data and a tokenizer, train a small GPT-2 with two wor
 	scripts/quickstart.sh
 
 .PHONY: test
-test: fmt lint build ## Install what the tests need (target/ and the cache only) and run them all
-	scripts/test.sh
+test: ## Check formatting and lints, build, install what the tests need (target/ and the cache only), run them all
+	@MAKEFLAGS= scripts/test.sh
 
 .PHONY: fmt
 fmt: ## Check the formatting
@@ -44,7 +44,7 @@ schema: ## Write docs/job.schema.json from the spec's types
 	UPDATE_SCHEMA=1 cargo test --release -p trainctl-spec schema
 
 .PHONY: timings
-timings: ## Print how long each part of the last `make test` took
+timings: ## Print how long each part of the last `make test` took, and its slowest tests
 	@scripts/timings.sh
 
 .PHONY: clean-quickstart
