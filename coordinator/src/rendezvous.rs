@@ -51,10 +51,12 @@ struct Store {
     changed: Notify,
 }
 
+type Stores = HashMap<(JobId, Generation), Arc<Store>>;
+
 /// All open stores. Cloning shares them.
 #[derive(Clone, Debug, Default)]
 pub struct Rendezvous {
-    stores: Arc<Mutex<HashMap<(JobId, Generation), Arc<Store>>>>,
+    stores: Arc<Mutex<Stores>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -102,21 +102,25 @@ pub enum IoResult {
     /// A commit was made, or failed.
     Committed(Box<Committed>),
     /// What the directory held when the task started.
-    Known {
-        /// What LATEST and LOWEST_VAL name.
-        pointers: (String, String),
-        /// First training row.
-        first: Option<TrainRow>,
-        /// Newest training row.
-        last: Option<TrainRow>,
-        /// Newest validation row.
-        validation: Option<ValidationRow>,
-    },
+    Known(Box<Known>),
     /// A higher term holds the directory: nothing more may be done to the job here.
     Superseded {
         /// That term.
         term: u64,
     },
+}
+
+/// What a run directory held when its task started.
+#[derive(Debug)]
+pub struct Known {
+    /// What LATEST and LOWEST_VAL name.
+    pub pointers: (String, String),
+    /// First training row.
+    pub first: Option<TrainRow>,
+    /// Newest training row.
+    pub last: Option<TrainRow>,
+    /// Newest validation row.
+    pub validation: Option<ValidationRow>,
 }
 
 /// A generation may form.
@@ -183,8 +187,8 @@ impl RunTask {
         let fence: Arc<dyn Fence> = self.tenure.clone();
         let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys(), &fence);
         let (first, last, validation) = rows.known();
-        let known = IoResult::Known { pointers: self.pointers(&store).await, first, last, validation };
-        self.answer(known).await?;
+        let known = Known { pointers: self.pointers(&store).await, first, last, validation };
+        self.answer(IoResult::Known(Box::new(known))).await?;
         self.take_over(&store).await?;
         // C2: once more when a predecessor that was frozen at our takeover must have done what it was about to do.
         let second_look = tokio::time::sleep(TAKEOVER_LEASE);

@@ -1,6 +1,11 @@
 //! The end-to-end suites.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests say what failed, and where their evidence lies"
+)]
 
 mod architecture;
 mod coordinator_away;

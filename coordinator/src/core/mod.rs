@@ -380,10 +380,10 @@ impl Core {
             IoResult::Done(tokens) => self.acknowledge(tokens, out),
             IoResult::Prepared(prepared) => self.prepared(id, prepared, at, out),
             IoResult::Committed(committed) => self.committed(id, *committed, at, out),
-            IoResult::Known { pointers, first, last, validation } => {
+            IoResult::Known(known) => {
                 if let Some(job) = self.jobs.get_mut(id) {
-                    job.pointers = pointers;
-                    job.rows = Rows { first, last, validation };
+                    job.pointers = known.pointers;
+                    job.rows = Rows { first: known.first, last: known.last, validation: known.validation };
                     self.publish(id, out);
                 }
             }
