@@ -121,17 +121,93 @@ fn newest_below(dir: &Path, term: Term) -> Option<PathBuf> {
     Some(dir.join(format!("journal-{newest:08}.db")))
 }
 
-/// Copies a journal and the rollback of its half-made transaction. SQLite finds the rollback by the file's name, so it is
-/// copied first: a crash in between leaves a rollback without a database, which SQLite ignores and deletes.
+/// Copies a journal and the rollback of its half-made transaction. The database gets its name last and whole: what a kill in
+/// between leaves is no `.db`, so the next successor copies the older one again.
 fn copy(from: &Path, to: &Path) -> Result<(), Error> {
-    let rollback = |path: &Path| PathBuf::from(format!("{}-journal", path.display()));
-    for (from, to) in [(rollback(from), rollback(to)), (from.to_owned(), to.to_owned())] {
-        match std::fs::copy(&from, &to) {
-            Ok(_) => {}
-            Err(error)
-                if error.kind() == std::io::ErrorKind::NotFound && from.extension().is_some_and(|e| e != "db") => {}
-            Err(source) => return Err(Error::Copy { from, to, source }),
+    let beside = |path: &Path, suffix: &str| PathBuf::from(format!("{}{suffix}", path.display()));
+    let failed = |source| Error::Copy { from: from.to_owned(), to: to.to_owned(), source };
+    let synced = |from: &Path, to: &Path| std::fs::copy(from, to).and_then(|_| std::fs::File::open(to)?.sync_all());
+    // SQLite finds the rollback by the database's name.
+    match synced(&beside(from, "-journal"), &beside(to, "-journal")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let temporary = beside(to, ".tmp");
+    synced(from, &temporary).map_err(failed)?;
+    std::fs::rename(&temporary, to).map_err(failed)?;
+    let directory = to.parent().unwrap_or(Path::new("."));
+    std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use trainctl_spec::state::JobPhase;
+    use trainctl_spec::{Generation, JobId};
+
+    use super::*;
+    use crate::record::StartPoint;
+
+    fn record(id: &str, submitted_at_ms: u64) -> JobRecord {
+        JobRecord {
+            id: JobId(id.to_owned()),
+            request_id: id.to_owned(),
+            spec_yaml: "x".repeat(2000),
+            submitted_at_ms,
+            finished_at_ms: None,
+            until_step: None,
+            from: String::new(),
+            term: Term(1),
+            phase: JobPhase::Queued,
+            generation: Generation(0),
+            start: StartPoint::default(),
+            ranks: Vec::new(),
+            budget: Default::default(),
+            restarts: 0,
         }
     }
-    Ok(())
+
+    fn ids(journal: &SqliteJournal) -> Vec<String> {
+        journal.jobs().unwrap().into_iter().map(|record| record.id.0).collect()
+    }
+
+    #[test]
+    fn a_record_is_replaced_and_jobs_come_in_order_of_submission() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = SqliteJournal::open(dir.path(), Term(1)).unwrap();
+        journal.put_job(&record("later", 2)).unwrap();
+        journal.put_job(&record("earlier", 1)).unwrap();
+        journal.put_job(&JobRecord { phase: JobPhase::Cancelled, ..record("later", 2) }).unwrap();
+        assert_eq!(ids(&journal), ["earlier", "later"]);
+        assert_eq!(journal.jobs().unwrap()[1].phase, JobPhase::Cancelled);
+    }
+
+    #[test]
+    fn j2_what_a_frozen_predecessor_writes_later_nobody_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut frozen = SqliteJournal::open(dir.path(), Term(1)).unwrap();
+        frozen.put_job(&record("before", 1)).unwrap();
+        let mut successor = SqliteJournal::open(dir.path(), Term(4)).unwrap();
+        frozen.put_job(&record("late", 2)).unwrap();
+        successor.put_job(&record("after", 3)).unwrap();
+        drop(successor);
+        assert_eq!(ids(&SqliteJournal::open(dir.path(), Term(6)).unwrap()), ["before", "after"]);
+    }
+
+    #[test]
+    fn a_transaction_that_was_cut_off_is_rolled_back_in_the_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut killed = SqliteJournal::open(dir.path(), Term(1)).unwrap();
+        killed.put_job(&record("kept", 1)).unwrap();
+        // More than the page cache holds, so that half of it is in the database file and the rollback is hot.
+        killed.db.execute_batch("PRAGMA cache_size = 5; BEGIN").unwrap();
+        for n in 0..200 {
+            killed.put_job(&record(&format!("torn-{n}"), n)).unwrap();
+        }
+        let hot = dir.path().join("journal-00000001.db-journal");
+        assert!(std::fs::metadata(hot).unwrap().len() > 0, "there is nothing to roll back");
+        let successor = SqliteJournal::open(dir.path(), Term(2)).unwrap();
+        assert_eq!(ids(&successor), ["kept"]);
+        let verdict: String = successor.db.query_row("PRAGMA integrity_check", (), |row| row.get(0)).unwrap();
+        assert_eq!(verdict, "ok");
+    }
 }
