@@ -1,6 +1,6 @@
 //! Lines of `events.jsonl`: what happened to a job, for people and programs.
 //!
-//! Every line has `ts`, `kind`, `job` and `generation`; `rank`, `step` and further keys where they apply.
+//! Every line has `ts`, `kind`, `job`, `generation`, `rank` and `step` (null where it speaks of none), then keys of its kind.
 
 use serde_json::{Map, Value};
 use trainctl_spec::{Generation, JobId};
@@ -63,12 +63,8 @@ impl Entry {
             line.insert("job".to_owned(), job.0.clone().into());
             line.insert("generation".to_owned(), generation.0.into());
         }
-        if let Some(rank) = self.rank {
-            line.insert("rank".to_owned(), rank.into());
-        }
-        if let Some(step) = self.step {
-            line.insert("step".to_owned(), step.into());
-        }
+        line.insert("rank".to_owned(), self.rank.into());
+        line.insert("step".to_owned(), self.step.into());
         for (key, value) in &self.more {
             line.insert((*key).to_owned(), value.clone());
         }
