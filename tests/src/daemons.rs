@@ -1,6 +1,7 @@
 //! Coordinator and workers started by hand, and the verbs that talk to them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 use trainctl_runtime::endpoint::{self, Endpoint};
@@ -8,6 +9,9 @@ use trainctl_runtime::endpoint::{self, Endpoint};
 use crate::process::Process;
 use crate::scratch::Scratch;
 use crate::wait;
+
+/// How often the status is asked for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A coordinator by hand.
 pub struct Coordinator {
@@ -95,7 +99,8 @@ pub fn wait_for_status(
     what: &str,
     condition: impl Fn(&Value) -> bool,
 ) -> Value {
-    wait::until(what, || status(scratch, coordinator, job).filter(&condition))
+    // Each look is a process.
+    wait::within_every(LOOK_EVERY, wait::PATIENCE, what, || status(scratch, coordinator, job).filter(&condition))
 }
 
 /// Waits until the job has ended.

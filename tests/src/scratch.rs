@@ -13,6 +13,8 @@ use crate::programs;
 
 /// Every process of a test carries this variable, so that what is left can be found.
 const MARKER: &str = "TRAINCTL_TEST_MARK";
+/// Keeps the folders of tests that pass, too.
+const KEEP: &str = "TRAINCTL_KEEP";
 /// Lines of each log that a failure prints.
 const TAIL_LINES: usize = 12;
 /// Bytes of each log that are read for that.
@@ -134,7 +136,7 @@ impl Drop for Scratch {
             left.into_iter().for_each(|pid| process::send(pid, Signal::SIGKILL));
             std::thread::yield_now();
         }
-        if !std::thread::panicking() {
+        if !std::thread::panicking() && std::env::var_os(KEEP).is_none() {
             fs::remove_dir_all(&self.dir).unwrap_or_else(|error| eprintln!("{}: {error}", self.dir.display()));
         }
     }

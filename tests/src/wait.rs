@@ -11,15 +11,23 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Looks until `look` answers something.
 ///
 /// # Panics
-/// After `limit`, with `what` was waited for.
-pub fn within<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// After `limit`, with what was waited for.
+pub fn within<T>(limit: Duration, what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within_every(LOOK_EVERY, limit, what, look)
+}
+
+/// Looks so often until `look` answers something. For looks that cost something themselves.
+///
+/// # Panics
+/// After `limit`, with what was waited for.
+pub fn within_every<T>(every: Duration, limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
         assert!(start.elapsed() < limit, "waited {limit:?} for {what}");
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(every);
     }
 }
 
