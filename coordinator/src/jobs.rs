@@ -23,7 +23,7 @@ use crate::decide::admission::{Admission, Asked, Found, Refusal, decide_admissio
 use crate::follow;
 use crate::owner::{Gone, Handle, RunPorts};
 use crate::record::{JobRecord, StartPoint};
-use crate::run_io::{RunTask, best_metric_key};
+use crate::run_io::{IoRequest, RunTask, best_metric_key};
 use crate::runs::{self, Runs};
 
 /// Messages of one answer stream that may wait.
@@ -73,15 +73,22 @@ impl Watches {
     }
 }
 
-/// Starts a job's run directory task and answers how the owner reaches it.
-pub fn start_run(
+/// A run directory task that is not started, and its requests.
+pub struct Waiting(RunTask, mpsc::UnboundedReceiver<IoRequest>);
+
+/// Starts a job's run directory task.
+pub fn start(Waiting(task, requests): Waiting, shutdown: &Shutdown) {
+    drop(spawn(RUN, shutdown, task.run(requests)));
+}
+
+/// A job's run directory task, and how the owner reaches it.
+pub fn run_task(
     owner: &Handle,
     watches: &Watches,
-    shutdown: &Shutdown,
     tenure: Arc<Tenure>,
     record: &JobRecord,
     spec: &JobSpec,
-) -> RunPorts {
+) -> (RunPorts, Waiting) {
     let (io, requests) = mpsc::unbounded_channel();
     let (status, seen) = watch::channel(v1::Job { id: record.id.0.clone(), ..v1::Job::default() });
     let (changed, changes) = watch::channel(0);
@@ -101,8 +108,7 @@ pub fn start_run(
         alive: !record.phase.is_terminal(),
         changed,
     };
-    drop(spawn(RUN, shutdown, task.run(requests)));
-    RunPorts { io, status }
+    (RunPorts { io, status }, Waiting(task, requests))
 }
 
 impl JobsService {
@@ -204,10 +210,12 @@ impl JobsService {
             budget: Default::default(),
             restarts: 0,
         };
-        let ports = start_run(&self.owner, &self.watches, &self.shutdown, tenure, &record, &spec);
+        let (ports, task) = run_task(&self.owner, &self.watches, tenure, &record, &spec);
         self.owner.run(id.clone(), ports).await.map_err(unavailable)?;
         let admitted = Event::Admitted { record: Box::new(record), spec: Box::new(spec) };
         self.owner.event(admitted).await.map_err(unavailable)?;
+        // Only now: what the task finds in the directory must reach a job that is known.
+        start(task, &self.shutdown);
         Ok(id)
     }
 }

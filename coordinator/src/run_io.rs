@@ -30,6 +30,8 @@ const ROW_RETRY: Duration = Duration::from_secs(1);
 /// When a predecessor that was frozen at our takeover must have done what it was about to do (C2).
 const TAKEOVER_LEASE: Duration = Duration::from_secs(15);
 
+const PIN_PREFIX: &str = "generation-";
+
 /// One spooled record of a worker, to be acknowledged when what it caused is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckToken {
@@ -349,6 +351,21 @@ impl RunTask {
         Ok(CommitInfo { checkpoint: name.to_string(), state_hash, moves, pruned, pointers })
     }
 
+    /// Earlier generations read nothing any more (C9). A pin that stays is harmless: it lapses after a day.
+    async fn unpin_older(&self, store: &CheckpointStore, generation: Generation) {
+        let released = async {
+            for pin in store.pins().await? {
+                if pin.who != pin_of(generation) && pin.who.starts_with(PIN_PREFIX) {
+                    store.unpin(pin.name, &pin.who).await?;
+                }
+            }
+            Ok::<(), trainctl_store::Error>(())
+        };
+        if let Err(error) = released.await {
+            warn!(job = %self.job, %error, "pins of earlier generations stay");
+        }
+    }
+
     /// Takes the generation's number, finds its start, and retires what is later (C6, C9).
     async fn prepare(
         &self,
@@ -378,7 +395,8 @@ impl RunTask {
             Some(found) => {
                 let checkpoint = found.checkpoint;
                 let name = checkpoint.name();
-                store.pin(name, &format!("g{}", generation.0)).await?;
+                store.pin(name, &pin_of(generation)).await?;
+                self.unpin_older(store, generation).await;
                 let step = checkpoint.manifest.step;
                 let start =
                     StartPoint { checkpoint: name.to_string(), manifest_blake3: checkpoint.hash, step: step + 1 };
@@ -393,6 +411,11 @@ impl RunTask {
         }
         Ok(Prepared { generation, start, pointers: self.pointers(store).await, notes })
     }
+}
+
+/// Who pins a generation's start.
+fn pin_of(generation: Generation) -> String {
+    format!("{PIN_PREFIX}{generation}")
 }
 
 /// The validation set whose loss moves LOWEST_VAL: the spec's, else "default", else the only one.

@@ -22,7 +22,7 @@ use trainctl_spec::JobSpec;
 use trainctl_store::RunDir;
 
 use crate::core::{Core, Policy};
-use crate::jobs::{JobsService, Watches, start_run};
+use crate::jobs::{JobsService, Watches, run_task, start};
 use crate::journal::{Journal, SqliteJournal};
 use crate::owner::{Handle, Owner};
 use crate::rendezvous::Rendezvous;
@@ -116,8 +116,9 @@ async fn start_owner(
             }
         };
         let term = tenure.term();
-        let ports = start_run(&handle, watches, shutdown, tenure, &record, &spec);
+        let (ports, task) = run_task(&handle, watches, tenure, &record, &spec);
         owner.adopt(record.id.clone(), ports, |core, at| core.adopt(record, spec, term, at));
+        start(task, shutdown);
     }
     drop(spawn(OWNER, shutdown, owner.run(shutdown.clone(), policy.liveness.tick)));
     Ok(handle)

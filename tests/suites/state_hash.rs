@@ -1,4 +1,4 @@
-//! The second implementation of state_hash, in Python over the safetensors files, agrees on a real run (DESIGN: state_hash
+//! The second implementation of state_hash, in Python over the safetensors files, agrees on a real run (state_hash
 //! depends on the tensors only).
 
 use std::process::Command;

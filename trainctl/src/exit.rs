@@ -1,4 +1,4 @@
-//! Exit codes (DESIGN.md 12) and the error that carries one.
+//! Exit codes (README.md) and the error that carries one.
 
 use std::fmt;
 

@@ -154,8 +154,7 @@ fn cores() -> u32 {
 
 /// What the rules need to know about files and machine.
 fn gather(spec: &JobSpec) -> Facts {
-    let mut facts =
-        Facts { free_bytes: free_bytes(&spec.run_dir), cores: Some(cores()), gpus: Some(gpus()), ..Facts::default() };
+    let mut facts = Facts { free_bytes: free_bytes(&spec.run_dir), cores: Some(cores()), ..Facts::default() };
     let datasets = std::iter::once(&spec.dataset).chain(spec.validation_datasets.values().map(|set| &set.dataset));
     for dataset in datasets {
         for path in &dataset.paths {
@@ -194,10 +193,4 @@ fn free_bytes(path: &Path) -> Option<u64> {
     let existing = path.ancestors().find(|ancestor| ancestor.exists())?;
     let stat = nix::sys::statvfs::statvfs(existing).ok()?;
     Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
-}
-
-/// GPUs that NVIDIA's driver shows.
-fn gpus() -> u32 {
-    std::fs::read_dir("/proc/driver/nvidia/gpus")
-        .map_or(0, |entries| u32::try_from(entries.count()).unwrap_or(u32::MAX))
 }

@@ -1,4 +1,4 @@
-//! Tokens and roles: every RPC but health needs a bearer token, on loopback too (DESIGN.md 11).
+//! Tokens and roles: every RPC but health needs a bearer token, on loopback too.
 //!
 //! A coordinator has two tokens, made at its first start and kept for the run's life: the owner's (everything) and the
 //! workers' (Workers and Rendezvous only). They live in files that only the owner reads and never in argv or logs.

@@ -23,8 +23,6 @@ pub struct Facts {
     pub free_bytes: Option<u64>,
     /// Cores of the machine that carries all workers; absent when workers come from elsewhere.
     pub cores: Option<u32>,
-    /// GPUs of that machine.
-    pub gpus: Option<u32>,
 }
 
 /// What a `.bin/.idx` pair says about itself.
@@ -298,16 +296,16 @@ impl Checker<'_> {
 
     fn machine(&mut self) {
         let resources = &self.spec.resources;
-        match (resources.device, self.facts.gpus) {
-            (Device::Cuda, Some(gpus)) if gpus < resources.workers => {
-                let message =
-                    format!("needs one GPU a worker; this machine has {gpus} for {} workers", resources.workers);
-                self.error("resources.device", "cuda", message);
+        match resources.device {
+            // P8: the engine refuses it too, but only after the job has its workers.
+            Device::Cuda => {
+                let message = "this version trains on CPUs only (its NCCL path is compiled and was never run); use cpu";
+                self.error("resources.device", "cuda", message.to_owned());
             }
-            (Device::Cpu, _) if self.spec.precision == Precision::Bf16 => {
+            Device::Cpu if self.spec.precision == Precision::Bf16 => {
                 self.warn("precision", "bf16", "is slow on most CPUs; fp32 is faster there");
             }
-            _ => {}
+            Device::Cpu => {}
         }
         if let (Some(threads), Some(cores)) = (resources.threads_per_worker, self.facts.cores)
             && u64::from(threads) * u64::from(resources.workers) > u64::from(cores).max(u64::from(resources.workers))

@@ -1,4 +1,4 @@
-//! The names of everything in a run directory (DESIGN 7), in one place.
+//! The names of everything in a run directory, in one place.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

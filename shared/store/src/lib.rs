@@ -1,6 +1,6 @@
 //! Checkpoints and run directories: what is durable, in which order, and who may change it.
 //!
-//! Everything that trainctl keeps between two processes lies in a run directory (DESIGN: "Checkpoints"), and everything
+//! Everything that trainctl keeps between two processes lies in a run directory (ARCHITECTURE.md), and everything
 //! that changes it passes [`io`], the one module with mutating calls. On top of it:
 //!
 //! - [`layout`]: the names of all files of a run directory.

@@ -3,7 +3,7 @@
 //! Only the coordinator of the highest term writes them. A kill can cut the last row: the next open removes it. Rows of a
 //! file with steps come in step order, and a step that is there already is left out, so that a worker may send its spool
 //! twice. Opening puts a copy of the whole rows in the file's place: a holder that was frozen and wakes up later still has
-//! the old file open, and appends to one that nobody reads (as with the journal of DESIGN 6). Opening passes the fence, and
+//! the old file open, and appends to one that nobody reads (as with the coordinator's journal). Opening passes the fence, and
 //! a holder whose file was replaced nevertheless notices at its next append, passes the fence and takes it back.
 
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The digest of a training state that does not depend on how it is cut over ranks (DESIGN 14).
+//! The digest of a training state that does not depend on how it is cut over ranks.
 //!
 //! - A tensor's bytes are its elements, row-major, little-endian. A **block** is 1,024 successive elements; the last one
 //!   may be short. A block's digest is the blake3 of its bytes.

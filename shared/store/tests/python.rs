@@ -1,4 +1,4 @@
-//! The second implementation of state_hash, in Python over the safetensors files, gives the same hash (DESIGN 14).
+//! The second implementation of state_hash, in Python over the safetensors files, gives the same hash.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 

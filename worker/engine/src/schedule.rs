@@ -1,7 +1,7 @@
 //! When to validate, save and stop. Pure: the same arguments give the same answer on every rank.
 //!
 //! Steps are zero-based; N = `val_every_steps`, K = `ckpt_every_steps`, last = `stop_at − 1`. The requests are the
-//! *reduced* ones (DESIGN "in band"), equal on every rank.
+//! *reduced* ones (in band), equal on every rank.
 //!
 //! | after step s        | log | validate | save | stop |
 //! |---------------------|-----|----------|------|------|

@@ -1,7 +1,7 @@
 //! The generation's rendezvous keys, through the worker. Blocks: c10d calls it from its own threads.
 //!
 //! After the store is sealed nothing may ask for a key any more: set, get, add and wait are answered here with an error,
-//! check with false (DESIGN: a later call is a bug that tests look for).
+//! check with false: a later call is a bug that tests look for.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The job's state machine (DESIGN "State machines"): one enum with its data in the variants, and one function that
+//! The job's state machine: one enum with its data in the variants, and one function that
 //! moves it.
 //!
 //! - **J1** Nothing leaves a terminal phase: `Succeeded`, `Failed`, `Cancelled`.

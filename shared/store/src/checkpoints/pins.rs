@@ -48,6 +48,19 @@ impl CheckpointStore {
         Ok(())
     }
 
+    /// Every pin that can be read, however old.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn pins(&self) -> Result<Vec<Pin>> {
+        let mut pins = Vec::new();
+        for file in self.control.list(FOLDER).await? {
+            let Some(bytes) = self.control.read(&format!("{FOLDER}/{}", file.name)).await? else { continue };
+            pins.extend(serde_json::from_slice::<Pin>(&bytes).ok());
+        }
+        Ok(pins)
+    }
+
     /// The checkpoints with a pin younger than a day. A pin that cannot be read is honoured by its file name.
     ///
     /// # Errors

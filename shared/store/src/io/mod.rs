@@ -1,4 +1,4 @@
-//! The one module through which every mutating call goes (DESIGN 4, C3).
+//! The one module through which every mutating call goes (C3).
 //!
 //! [`Disk`] does the work on a POSIX directory and blocks; [`Io`] is the same for async code, each call on tokio's
 //! blocking pool. Every mutating call names a [`FailPoint`].

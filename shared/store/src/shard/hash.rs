@@ -2,7 +2,7 @@
 
 use trainctl_spec::report::ShardFile;
 
-/// Bytes of a block: a range read can prove what it read by hashing the blocks that it touches (DESIGN 7).
+/// Bytes of a block: a range read can prove what it read by hashing the blocks that it touches.
 pub const BLOCK_BYTES: usize = 8 << 20;
 
 /// Hashes a file while it is written or read.

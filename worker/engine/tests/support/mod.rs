@@ -38,7 +38,7 @@ pub fn model_of(
     (model, params)
 }
 
-/// DESIGN 14: per tensor ‖a − b‖₂ ≤ `tolerance` · max(‖b‖₂, 1e-4 · ‖b_all‖₂).
+/// Equality of tensors: per tensor ‖a − b‖₂ ≤ `tolerance` · max(‖b‖₂, 1e-4 · ‖b_all‖₂).
 pub fn assert_close(names: &[String], a: &[Tensor], b: &[Tensor], tolerance: f64) {
     assert_eq!((names.len(), a.len()), (b.len(), b.len()));
     let norm = |t: &Tensor| f64::try_from(&t.detach().to_kind(Kind::Double).square().sum(Kind::Double)).unwrap().sqrt();
