@@ -11,8 +11,7 @@ use trainctl_proto::v1;
 use trainctl_runtime::auth;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_spec::resume;
-use trainctl_spec::state::JobPhase;
-use trainctl_spec::{Generation, JobId, JobSpec};
+use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveOptions, Selector};
 use trainctl_store::fault::FailPoint;
 use trainctl_store::tenure::AcquireError;
@@ -22,7 +21,7 @@ use crate::core::Event;
 use crate::decide::admission::{Admission, Asked, Found, Refusal, decide_admission};
 use crate::follow;
 use crate::owner::{Gone, Handle, RunPorts};
-use crate::record::{JobRecord, StartPoint};
+use crate::record::JobRecord;
 use crate::run_io::{IoRequest, RunTask, best_metric_key};
 use crate::runs::{self, Runs};
 
@@ -195,20 +194,11 @@ impl JobsService {
         let suffix = auth::random_hex(4).map_err(|error| Status::internal(error.to_string()))?;
         let id = JobId(format!("{}-{suffix}", spec.name));
         let record = JobRecord {
-            id: id.clone(),
             request_id: asked.request_id,
-            spec_yaml: asked.spec_yaml,
             submitted_at_ms: now_ms(),
-            finished_at_ms: None,
             until_step: asked.until_step,
             from,
-            term: tenure.term(),
-            phase: JobPhase::Queued,
-            generation: Generation(0),
-            start: StartPoint::default(),
-            ranks: Vec::new(),
-            budget: Default::default(),
-            restarts: 0,
+            ..JobRecord::queued(id.clone(), asked.spec_yaml, tenure.term())
         };
         let (ports, task) = run_task(&self.owner, &self.watches, tenure, &record, &spec);
         self.owner.run(id.clone(), ports).await.map_err(unavailable)?;

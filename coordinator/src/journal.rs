@@ -141,29 +141,14 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use trainctl_spec::JobId;
     use trainctl_spec::state::JobPhase;
-    use trainctl_spec::{Generation, JobId};
 
     use super::*;
-    use crate::record::StartPoint;
 
     fn record(id: &str, submitted_at_ms: u64) -> JobRecord {
-        JobRecord {
-            id: JobId(id.to_owned()),
-            request_id: id.to_owned(),
-            spec_yaml: "x".repeat(2000),
-            submitted_at_ms,
-            finished_at_ms: None,
-            until_step: None,
-            from: String::new(),
-            term: Term(1),
-            phase: JobPhase::Queued,
-            generation: Generation(0),
-            start: StartPoint::default(),
-            ranks: Vec::new(),
-            budget: Default::default(),
-            restarts: 0,
-        }
+        let queued = JobRecord::queued(JobId(id.to_owned()), "x".repeat(2000), Term(1));
+        JobRecord { submitted_at_ms, ..queued }
     }
 
     fn ids(journal: &SqliteJournal) -> Vec<String> {

@@ -39,6 +39,28 @@ pub struct JobRecord {
     pub restarts: u32,
 }
 
+impl JobRecord {
+    /// A job that was just admitted under `term`: queued, with nothing behind it.
+    pub fn queued(id: JobId, spec_yaml: String, term: Term) -> Self {
+        Self {
+            id,
+            request_id: String::new(),
+            spec_yaml,
+            submitted_at_ms: 0,
+            finished_at_ms: None,
+            until_step: None,
+            from: String::new(),
+            term,
+            phase: JobPhase::Queued,
+            generation: Generation(0),
+            start: StartPoint::default(),
+            ranks: Vec::new(),
+            budget: Budget::default(),
+            restarts: 0,
+        }
+    }
+}
+
 /// What a generation starts from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartPoint {

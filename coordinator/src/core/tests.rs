@@ -40,22 +40,7 @@ fn job() -> JobId {
 }
 
 fn record() -> JobRecord {
-    JobRecord {
-        id: job(),
-        request_id: "r".to_owned(),
-        spec_yaml: SPEC.to_owned(),
-        submitted_at_ms: 1,
-        finished_at_ms: None,
-        until_step: None,
-        from: String::new(),
-        term: Term(1),
-        phase: JobPhase::Queued,
-        generation: Generation(0),
-        start: StartPoint::default(),
-        ranks: Vec::new(),
-        budget: Default::default(),
-        restarts: 0,
-    }
+    JobRecord { request_id: "r".to_owned(), submitted_at_ms: 1, ..JobRecord::queued(job(), SPEC.to_owned(), Term(1)) }
 }
 
 impl World {
