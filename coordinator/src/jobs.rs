@@ -77,7 +77,14 @@ pub struct Waiting(RunTask, mpsc::UnboundedReceiver<IoRequest>);
 
 /// Starts a job's run directory task.
 pub fn start(Waiting(task, requests): Waiting, shutdown: &Shutdown) {
-    drop(spawn(RUN, shutdown, task.run(requests)));
+    let leaving = shutdown.clone();
+    drop(spawn(RUN, shutdown, async move {
+        match task.run(requests).await {
+            // The owner left first: the orderly end.
+            Err(Gone) if leaving.is_triggered() => Ok(()),
+            ended => ended,
+        }
+    }));
 }
 
 /// A job's run directory task, and how the owner reaches it.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tracing::{error, warn};
@@ -15,7 +16,7 @@ use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_runtime::{auth, endpoint, proc, rpc};
 use trainctl_store::io::Io;
 use trainctl_store::numbers::Taker;
-use trainctl_store::tenure::{AcquireError, BEAT_EVERY, Holder, HolderInfo, Policy, Probe, TokioClock};
+use trainctl_store::tenure::{AcquireError, BEAT_EVERY, Holder, HolderInfo, Policy, Probe, TokioClock, read_holder};
 use trainctl_store::{Standing, Tenure};
 
 /// Header in which every answer names the coordinator's incarnation, so that a looker can tell a frozen or replaced holder
@@ -33,7 +34,14 @@ pub struct Runs {
     /// Triggered when the state directory is taken over.
     pub shutdown: Shutdown,
     state_dir: PathBuf,
-    held: Mutex<HashMap<PathBuf, Arc<Tenure>>>,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
+    tenures: HashMap<PathBuf, Arc<Tenure>>,
+    /// Incarnation that held the state directory before us: what was waited out there need not be waited out again.
+    predecessor: Option<String>,
 }
 
 /// A run directory could not be made ready.
@@ -69,17 +77,26 @@ impl Runs {
         let made = std::fs::create_dir_all(control).and_then(|()| std::fs::canonicalize(control));
         let control = made.map_err(|source| Error::Directory { path: control.to_owned(), source })?;
         let mut held = self.held.lock().await;
-        if let Some(tenure) = held.get(&control) {
+        if let Some(tenure) = held.tenures.get(&control) {
             return Ok(tenure.clone());
         }
         let clock = TokioClock::default();
+        let io = Io::new(&control);
+        let before = read_holder(&io).await.map_err(AcquireError::Store)?.map(|holder| holder.info.incarnation);
+        // One process holds all directories of a coordinator: it is gone from this one too.
+        let is_gone = before.is_some() && before == held.predecessor;
+        let policy = if is_gone { Policy { lease: Duration::ZERO, ..Policy::default() } } else { Policy::default() };
         let probe = Answers { control: control.clone(), own: self.endpoint.clone() };
-        let tenure = Tenure::acquire(Io::new(&control), self.holder(), &probe, &clock, &Policy::default()).await?;
+        let tenure = Tenure::acquire(io, self.holder(), &probe, &clock, &policy).await?;
         let tenure = Arc::new(tenure);
         endpoint::publish(&self.endpoint, &control)?;
         auth::publish_join(&self.tokens, &control)?;
-        self.beat(&control, tenure.clone());
-        held.insert(control, tenure.clone());
+        let is_state = std::fs::canonicalize(&self.state_dir).is_ok_and(|state| state == control);
+        if is_state {
+            held.predecessor = before;
+        }
+        self.beat(&control, is_state, tenure.clone());
+        held.tenures.insert(control, tenure.clone());
         Ok(tenure)
     }
 
@@ -102,9 +119,8 @@ impl Runs {
     }
 
     /// Shows every 2 s that we live, until shutdown; then says that we leave.
-    fn beat(&self, control: &Path, tenure: Arc<Tenure>) {
+    fn beat(&self, control: &Path, is_state: bool, tenure: Arc<Tenure>) {
         let shutdown = self.shutdown.clone();
-        let is_state = std::fs::canonicalize(&self.state_dir).is_ok_and(|state| state == control);
         let control = control.to_owned();
         drop(spawn(BEAT, &self.shutdown, async move {
             loop {
@@ -163,7 +179,7 @@ impl Probe for Answers {
             let name = refused.metadata().get(INCARNATION_HEADER)?.to_str().ok()?.to_owned();
             Some(name == holder.info.incarnation)
         };
-        tokio::time::timeout(std::time::Duration::from_secs(3), ask).await.ok().flatten().unwrap_or(false)
+        tokio::time::timeout(Duration::from_secs(3), ask).await.ok().flatten().unwrap_or(false)
     }
 
     fn lives(&self, pid: u32, start_time: u64) -> bool {

@@ -188,7 +188,7 @@ pub struct Rows {
 #[derive(Debug)]
 pub struct Core {
     policy: Policy,
-    started_at: Duration,
+    adopted_at: Option<Duration>,
     last_tick: Duration,
     doubted: bool,
     jobs: BTreeMap<JobId, Job>,
@@ -210,7 +210,7 @@ impl Core {
     /// A core with no jobs. `seed` makes back-off jitter and command ids.
     pub fn new(policy: Policy, now: Duration, seed: u64) -> Self {
         let (jobs, workers) = (BTreeMap::new(), BTreeMap::new());
-        Self { policy, started_at: now, last_tick: now, doubted: false, jobs, workers, seed, commands: 0 }
+        Self { policy, adopted_at: None, last_tick: now, doubted: false, jobs, workers, seed, commands: 0 }
     }
 
     /// Takes over a job from the journal of an earlier term.
@@ -224,6 +224,7 @@ impl Core {
         let over = record.phase.is_terminal();
         let live = record.phase.generation().map(|generation| Live::adopted(generation, &record, at.now));
         if let Some(live) = &live {
+            self.adopted_at = Some(at.now);
             for place in &record.ranks {
                 let worker = Worker::expected(&place.worker, &place.incarnation, at.now);
                 self.workers.entry(place.worker.clone()).or_insert(worker);

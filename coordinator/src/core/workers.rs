@@ -289,7 +289,7 @@ impl Core {
         }
         let seen: Vec<Seen> =
             self.workers.values().map(|w| Seen { heard_at: w.heard_at, connected: w.session.is_some() }).collect();
-        let (verdicts, doubt) = decide_liveness(at.now, self.started_at, &seen, self.doubted, &policy);
+        let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, &seen, self.doubted, &policy);
         if doubt == Doubt::MassExpiry {
             warn!(workers = seen.len(), "most leases lapsed at once: looking again before anything restarts");
             for worker in self.workers.values_mut() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Policy {
     /// A worker that is silent for longer is lost.
     pub lease: Duration,
-    /// No lease expires this long after the coordinator's start.
+    /// No lease expires this long after a restarted coordinator took over.
     pub grace: Duration,
     /// Expected time between two ticks.
     pub tick: Duration,
@@ -38,7 +38,7 @@ pub enum Liveness {
 pub enum Doubt {
     /// Leases count as they stand.
     None,
-    /// The coordinator has just started.
+    /// The coordinator has just taken over.
     Grace,
     /// More than half of the leases lapsed in one tick: more likely our own fault.
     MassExpiry,
@@ -49,11 +49,12 @@ pub fn late_by(since_last_tick: Duration, policy: &Policy) -> Duration {
     since_last_tick.saturating_sub(policy.tick)
 }
 
-/// Judges all workers at `now`. `started_at` is when this coordinator started, `doubted` whether the previous tick already
-/// answered [`Doubt::MassExpiry`]: the doubt holds once, and leases that are still over at the next look are over.
+/// Judges all workers at `now`. `adopted_at` is when this coordinator took over jobs that may be running, if it did;
+/// `doubted` whether the previous tick already answered [`Doubt::MassExpiry`]: the doubt holds once, and leases that are
+/// still over at the next look are over.
 pub fn decide_liveness(
     now: Duration,
-    started_at: Duration,
+    adopted_at: Option<Duration>,
     seen: &[Seen],
     doubted: bool,
     policy: &Policy,
@@ -69,7 +70,7 @@ pub fn decide_liveness(
     let lost = verdicts.iter().filter(|v| **v == Liveness::Lost).count();
     let doubt = match lost {
         0 => Doubt::None,
-        _ if now.saturating_sub(started_at) < policy.grace => Doubt::Grace,
+        _ if adopted_at.is_some_and(|at| now.saturating_sub(at) < policy.grace) => Doubt::Grace,
         n if n > 1 && n * 2 > seen.len() && !doubted => Doubt::MassExpiry,
         _ => Doubt::None,
     };
@@ -94,7 +95,7 @@ mod tests {
     }
 
     fn judge(now: u64, seen: &[Seen], doubted: bool) -> (Vec<Liveness>, Doubt) {
-        decide_liveness(Duration::from_secs(now), Duration::ZERO, seen, doubted, &POLICY)
+        decide_liveness(Duration::from_secs(now), Some(Duration::ZERO), seen, doubted, &POLICY)
     }
 
     #[test]
@@ -106,9 +107,11 @@ mod tests {
     }
 
     #[test]
-    fn j6_no_lease_expires_in_the_grace_after_a_start() {
+    fn j6_no_lease_expires_in_the_grace_after_a_takeover() {
         let (verdicts, doubt) = judge(29, &[at(0, false), at(29, true)], false);
         assert_eq!((verdicts[0], doubt), (Liveness::Unknown, Doubt::Grace));
+        let fresh = decide_liveness(Duration::from_secs(29), None, &[at(0, false), at(29, true)], false, &POLICY);
+        assert_eq!(fresh.0[0], Liveness::Lost, "a coordinator that took nothing over knows its workers");
     }
 
     #[test]
