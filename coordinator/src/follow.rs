@@ -102,6 +102,7 @@ pub async fn watch(
         .iter()
         .map(|name| (name.clone(), Lines::new(watched.run_dir.validation_rows(name), from_start)))
         .collect();
+    let mut gone = false;
     loop {
         // The state is taken before the files are read, so that the last rows of a job that is over are not missed.
         watched.changed.mark_unchanged();
@@ -124,14 +125,15 @@ pub async fn watch(
         for kind in kinds {
             sender.send(Ok(v1::WatchEvent { kind: Some(kind) })).await.map_err(|_| Error::HungUp)?;
         }
-        if over || once {
+        if over || once || gone {
             return Ok(());
         }
-        tokio::select! {
-            changed = watched.changed.changed() => if changed.is_err() { return Ok(()) },
-            changed = watched.status.changed() => if changed.is_err() { return Ok(()) },
+        // A run directory's task that has ended has written its last row: one more look, then the end.
+        gone = tokio::select! {
+            changed = watched.changed.changed() => changed.is_err(),
+            changed = watched.status.changed() => changed.is_err(),
             () = sender.closed() => return Err(Error::HungUp),
-        }
+        };
     }
 }
 

@@ -1,5 +1,6 @@
 //! The service that people's commands call.
 
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -87,15 +88,14 @@ pub fn start(Waiting(task, requests): Waiting, shutdown: &Shutdown) {
     }));
 }
 
-/// A job's run directory task, and how the owner reaches it.
-pub fn run_task(
-    owner: &Handle,
-    watches: &Watches,
-    tenure: Arc<Tenure>,
-    record: &JobRecord,
-    spec: &JobSpec,
-) -> (RunPorts, Waiting) {
-    let (io, requests) = mpsc::unbounded_channel();
+/// How the owner shows a job that is over: nothing is changed in its run directory, so nothing of it is held.
+pub fn watch_only(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> RunPorts {
+    let (io, _) = mpsc::unbounded_channel();
+    let (status, _) = watch_job(watches, record, spec);
+    RunPorts { io, status }
+}
+
+fn watch_job(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> (watch::Sender<v1::Job>, watch::Sender<u64>) {
     let (status, seen) = watch::channel(v1::Job { id: record.id.0.clone(), ..v1::Job::default() });
     let (changed, changes) = watch::channel(0);
     let watched = Watched {
@@ -105,13 +105,25 @@ pub fn run_task(
         changed: changes,
     };
     watches.insert(record.id.clone(), watched);
+    (status, changed)
+}
+
+/// A job's run directory task, and how the owner reaches it.
+pub fn run_task(
+    owner: &Handle,
+    watches: &Watches,
+    tenure: Arc<Tenure>,
+    record: &JobRecord,
+    spec: &JobSpec,
+) -> (RunPorts, Waiting) {
+    let (io, requests) = mpsc::unbounded_channel();
+    let (status, changed) = watch_job(watches, record, spec);
     let task = RunTask {
         job: record.id.clone(),
         spec: spec.clone(),
         spec_yaml: record.spec_yaml.clone(),
         tenure,
         owner: owner.clone(),
-        alive: !record.phase.is_terminal(),
         changed,
     };
     (RunPorts { io, status }, Waiting(task, requests))
@@ -146,8 +158,11 @@ impl JobsService {
     async fn found(&self, spec: &JobSpec) -> Result<Found, Status> {
         let store = CheckpointStore::open(&spec.run_dir);
         let listing = store.list().await.map_err(internal)?;
-        let run_dir = spec.run_dir.clone();
-        let live_job = self.owner.look(move |core| core.live_job_in(&run_dir).cloned()).await.map_err(unavailable)?;
+        // Two spellings of one directory (a symlink, a `..`) are one directory.
+        let real = |dir: &Path| std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
+        let run_dir = real(&spec.run_dir);
+        let live = self.owner.look(|core| core.live_jobs()).await.map_err(unavailable)?;
+        let live_job = live.into_iter().find(|(_, dir)| real(dir) == run_dir).map(|(id, _)| id);
         let mut forbidden = Vec::new();
         if let Some(newest) = listing.committed.last() {
             let path = store.path(newest.name()).join("config.yaml");

@@ -117,6 +117,11 @@ impl Owner {
         self.carry_out(effects);
     }
 
+    /// A job of the journal that is not ours to touch.
+    pub fn leave_alone(&mut self, job: JobId) {
+        self.core.leave_alone(job);
+    }
+
     /// Runs until shutdown.
     pub async fn run(mut self, shutdown: Shutdown, tick: Duration) -> Result<(), Gone> {
         let mut ticks = tokio::time::interval(tick);
@@ -173,7 +178,7 @@ impl Owner {
                     if let Some(run) = self.runs.get(&job)
                         && run.io.send(IoRequest::Release).is_err()
                     {
-                        error!(%job, "the run directory's task is gone");
+                        info!(%job, "the run directory's task had ended");
                     }
                 }
             }

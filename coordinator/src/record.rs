@@ -37,6 +37,9 @@ pub struct JobRecord {
     pub budget: Budget,
     /// Restarts so far, for people.
     pub restarts: u32,
+    /// The newest generation has ended and what comes next was decided: its loss is charged.
+    #[serde(default)]
+    pub decided: bool,
 }
 
 impl JobRecord {
@@ -57,6 +60,7 @@ impl JobRecord {
             ranks: Vec::new(),
             budget: Budget::default(),
             restarts: 0,
+            decided: false,
         }
     }
 }

@@ -43,21 +43,33 @@ impl Slot {
     }
 
     /// Appends a row however long it takes: rows are the last thing that is dropped (P5).
-    async fn append<T: Serialize + Sync>(&mut self, row: &T, retry: Duration) {
+    ///
+    /// # Errors
+    /// [`Error::Superseded`]: the file is another holder's.
+    async fn append<T: Serialize + Sync>(&mut self, row: &T, retry: Duration) -> Result<(), Error> {
         loop {
             // One write call; on a file system that hangs it must not hold up the runtime's other tasks.
             let written = tokio::task::block_in_place(|| self.open().and_then(|file| file.append(row)));
             match written {
-                Ok(_) => return,
+                Ok(_) => return Ok(()),
                 Err(error @ Error::Io { .. }) => {
                     error!(path = %self.path.display(), %error, "a row cannot be written: trying again");
                     tokio::time::sleep(retry).await;
                 }
+                Err(error @ Error::Superseded { .. }) => return Err(error),
                 Err(error) => {
                     error!(path = %self.path.display(), %error, "a row that has no place here was left out");
-                    return;
+                    return Ok(());
                 }
             }
+        }
+    }
+
+    async fn sync(&mut self, retry: Duration) {
+        let Some(file) = &self.file else { return };
+        while let Err(error) = tokio::task::block_in_place(|| file.sync()) {
+            error!(path = %self.path.display(), %error, "rows cannot be made durable: trying again");
+            tokio::time::sleep(retry).await;
         }
     }
 }
@@ -84,21 +96,40 @@ impl Rows {
         (train.first().cloned(), train.last().cloned(), validation.max_by_key(|row| row.step))
     }
 
+    /// Makes all rows durable.
+    pub async fn sync(&mut self, retry: Duration) {
+        for slot in std::iter::once(&mut self.training).chain(self.validations.values_mut()) {
+            slot.sync(retry).await;
+        }
+    }
+
     /// Appends to `events.jsonl`.
-    pub async fn event(&mut self, entry: &Entry, retry: Duration) {
-        self.events.append(&entry.to_json(), retry).await;
+    ///
+    /// # Errors
+    /// [`Error::Superseded`].
+    pub async fn event(&mut self, entry: &Entry, retry: Duration) -> Result<(), Error> {
+        self.events.append(&entry.to_json(), retry).await
     }
 
     /// Appends to `training.jsonl`, unless that step is there.
-    pub async fn train(&mut self, row: &TrainRow, retry: Duration) {
-        self.training.append(row, retry).await;
+    ///
+    /// # Errors
+    /// [`Error::Superseded`].
+    pub async fn train(&mut self, row: &TrainRow, retry: Duration) -> Result<(), Error> {
+        self.training.append(row, retry).await
     }
 
     /// Appends to `validation[_name].jsonl`, unless that step is there.
-    pub async fn validation(&mut self, row: &ValidationRow, retry: Duration) {
+    ///
+    /// # Errors
+    /// [`Error::Superseded`].
+    pub async fn validation(&mut self, row: &ValidationRow, retry: Duration) -> Result<(), Error> {
         match self.validations.get_mut(&row.name) {
             Some(slot) => slot.append(row, retry).await,
-            None => error!(name = row.name, "a validation row of a set that the spec does not have was left out"),
+            None => {
+                error!(name = row.name, "a validation row of a set that the spec does not have was left out");
+                Ok(())
+            }
         }
     }
 

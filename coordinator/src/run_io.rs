@@ -16,7 +16,7 @@ use trainctl_spec::{Generation, JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::manifest::{Manifest, Metrics, Parent};
-use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, state_hash};
+use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced, state_hash};
 
 use crate::core::Event;
 use crate::events::Entry;
@@ -27,6 +27,9 @@ use crate::rows::Rows;
 /// Pause before a row that could not be written is tried again: rows are the last thing that is dropped (P5).
 const ROW_RETRY: Duration = Duration::from_secs(1);
 
+/// Rows are made durable together: this long after the last one, or after so many.
+const SYNC_AFTER: Duration = Duration::from_millis(200);
+const SYNC_ROWS: usize = 256;
 /// When a predecessor that was frozen at our takeover must have done what it was about to do (C2).
 const TAKEOVER_LEASE: Duration = Duration::from_secs(15);
 
@@ -146,7 +149,16 @@ pub struct Committed {
     /// Zero-based step.
     pub step: u64,
     /// What was made, or why not.
-    pub outcome: Result<CommitInfo, String>,
+    pub outcome: Result<CommitInfo, CommitError>,
+}
+
+/// Why a commit was not made.
+#[derive(Debug)]
+pub struct CommitError {
+    /// For people.
+    pub reason: String,
+    /// The store can be written, but this save is not whole.
+    pub refused: bool,
 }
 
 /// A checkpoint that was made.
@@ -176,8 +188,6 @@ pub struct RunTask {
     pub tenure: Arc<Tenure>,
     /// Where results go.
     pub owner: Handle,
-    /// The job is not over: what a predecessor left half done is mended first.
-    pub alive: bool,
     /// Bumped after each row or event, for those who watch.
     pub changed: watch::Sender<u64>,
 }
@@ -188,16 +198,16 @@ impl RunTask {
         let store = CheckpointStore::open(&self.spec.run_dir);
         let fence: Arc<dyn Fence> = self.tenure.clone();
         let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys(), &fence);
-        let (first, last, validation) = rows.known();
-        let known = Known { pointers: self.pointers(&store).await, first, last, validation };
-        self.answer(IoResult::Known(Box::new(known))).await?;
+        self.answer(IoResult::Known(Box::new(known(&self.spec).await))).await?;
         self.take_over(&store).await?;
         // C2: once more when a predecessor that was frozen at our takeover must have done what it was about to do.
         let second_look = tokio::time::sleep(TAKEOVER_LEASE);
         tokio::pin!(second_look);
-        let mut looked = !self.alive;
+        let mut looked = false;
+        let mut unsynced: Vec<AckToken> = Vec::new();
         loop {
             let request = tokio::select! {
+                biased;
                 request = requests.recv() => match request {
                     Some(request) => request,
                     None => return Ok(()),
@@ -207,22 +217,27 @@ impl RunTask {
                     self.take_over(&store).await?;
                     continue;
                 }
+                () = tokio::time::sleep(SYNC_AFTER), if !unsynced.is_empty() => {
+                    self.sync(&mut rows, &mut unsynced).await?;
+                    continue;
+                }
             };
             match request {
-                IoRequest::Event(entry) => rows.event(&entry, ROW_RETRY).await,
+                IoRequest::Event(entry) => self.unless_fenced(rows.event(&entry, ROW_RETRY).await).await?,
                 IoRequest::TrainRow { row, token } => {
-                    rows.train(&row, ROW_RETRY).await;
-                    self.answer(IoResult::Done(token.into_iter().collect())).await?;
+                    self.unless_fenced(rows.train(&row, ROW_RETRY).await).await?;
+                    unsynced.extend(token);
                 }
                 IoRequest::ValidationRow { row, token } => {
-                    rows.validation(&row, ROW_RETRY).await;
-                    self.answer(IoResult::Done(token.into_iter().collect())).await?;
+                    self.unless_fenced(rows.validation(&row, ROW_RETRY).await).await?;
+                    unsynced.extend(token);
                 }
                 IoRequest::Commit(request) => {
+                    self.sync(&mut rows, &mut unsynced).await?;
                     let outcome = self.commit(&store, &request).await;
                     let (generation, step) = (request.generation, request.step);
                     if let Some(outcome) = self.unless_superseded(outcome).await? {
-                        let committed = Committed { generation, step, outcome: outcome.map_err(|e| e.to_string()) };
+                        let committed = Committed { generation, step, outcome: outcome.map_err(CommitError::from) };
                         self.answer(IoResult::Committed(Box::new(committed))).await?;
                     }
                 }
@@ -232,7 +247,14 @@ impl RunTask {
                         self.answer(IoResult::Prepared(prepared.map_err(|error| error.cause(&request.from)))).await?;
                     }
                 }
-                IoRequest::Release => info!(job = %self.job, "run directory released"),
+                IoRequest::Release => {
+                    self.sync(&mut rows, &mut unsynced).await?;
+                    info!(job = %self.job, "run directory released");
+                    return Ok(());
+                }
+            }
+            if unsynced.len() >= SYNC_ROWS {
+                self.sync(&mut rows, &mut unsynced).await?;
             }
             self.changed.send_modify(|version| *version += 1);
         }
@@ -240,9 +262,6 @@ impl RunTask {
 
     /// Undoes late renames, recomputes pointers and drops what retention would have (C2, C6).
     async fn take_over(&self, store: &CheckpointStore) -> Result<(), crate::owner::Gone> {
-        if !self.alive {
-            return Ok(());
-        }
         let mended = async {
             let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
             if !taken.restored.is_empty() || !taken.moves.is_empty() {
@@ -255,6 +274,20 @@ impl RunTask {
             warn!(job = %self.job, %error, "what an earlier holder left could not be mended");
         }
         Ok(())
+    }
+
+    /// Makes the rows durable, then lets their workers forget them.
+    async fn sync(&self, rows: &mut Rows, unsynced: &mut Vec<AckToken>) -> Result<(), crate::owner::Gone> {
+        rows.sync(ROW_RETRY).await;
+        match std::mem::take(unsynced) {
+            none if none.is_empty() => Ok(()),
+            tokens => self.answer(IoResult::Done(tokens)).await,
+        }
+    }
+
+    /// A row that a higher term forbids is not written and never acknowledged: the new holder gets it.
+    async fn unless_fenced(&self, written: Result<(), trainctl_store::Error>) -> Result<(), crate::owner::Gone> {
+        self.unless_superseded(written.map_err(Error::Store)).await.map(|_| ())
     }
 
     async fn answer(&self, result: IoResult) -> Result<(), crate::owner::Gone> {
@@ -283,18 +316,7 @@ impl RunTask {
     }
 
     async fn pointers(&self, store: &CheckpointStore) -> (String, String) {
-        let name = |target: Option<CheckpointName>| target.map(|name| name.to_string()).unwrap_or_default();
-        match store.list().await {
-            Ok(listing) => {
-                let targets =
-                    trainctl_store::checkpoints::pointer_targets(&listing.summaries(), self.best_metric_key());
-                (name(targets.latest), name(targets.lowest_val))
-            }
-            Err(error) => {
-                warn!(job = %self.job, %error, "the checkpoints cannot be listed");
-                Default::default()
-            }
-        }
+        pointers(store, self.best_metric_key()).await
     }
 
     /// C2, C3: manifest, pointers, retention, in this order.
@@ -413,6 +435,29 @@ impl RunTask {
     }
 }
 
+/// What a run directory holds, for a job's summary.
+pub async fn known(spec: &JobSpec) -> Known {
+    let unfenced: Arc<dyn Fence> = Arc::new(Unfenced);
+    let rows = Rows::open(&RunDir::new(&spec.run_dir), spec.validation_datasets.keys(), &unfenced);
+    let (first, last, validation) = rows.known();
+    let pointers = pointers(&CheckpointStore::open(&spec.run_dir), best_metric_key(spec)).await;
+    Known { pointers, first, last, validation }
+}
+
+async fn pointers(store: &CheckpointStore, best_metric_key: &str) -> (String, String) {
+    let name = |target: Option<CheckpointName>| target.map(|name| name.to_string()).unwrap_or_default();
+    match store.list().await {
+        Ok(listing) => {
+            let targets = trainctl_store::checkpoints::pointer_targets(&listing.summaries(), best_metric_key);
+            (name(targets.latest), name(targets.lowest_val))
+        }
+        Err(error) => {
+            warn!(directory = %store.root().display(), %error, "the checkpoints cannot be listed");
+            Default::default()
+        }
+    }
+}
+
 /// Who pins a generation's start.
 fn pin_of(generation: Generation) -> String {
     format!("{PIN_PREFIX}{generation}")
@@ -440,6 +485,13 @@ enum Error {
     /// A save that can never be a checkpoint.
     #[error("{0}")]
     Save(String),
+}
+
+impl From<Error> for CommitError {
+    fn from(error: Error) -> Self {
+        let refused = matches!(error, Error::Save(_) | Error::Store(trainctl_store::Error::Commit { .. }));
+        Self { reason: error.to_string(), refused }
+    }
 }
 
 impl Error {

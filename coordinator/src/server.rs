@@ -18,14 +18,15 @@ use trainctl_runtime::clock::{Clock, SystemClock};
 use trainctl_runtime::endpoint::{self, Endpoint};
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_runtime::{proc, rpc, tls};
-use trainctl_spec::JobSpec;
+use trainctl_spec::{JobSpec, Term};
 use trainctl_store::RunDir;
 
-use crate::core::{Core, Policy};
-use crate::jobs::{JobsService, Watches, run_task, start};
+use crate::core::{Core, Event, Policy};
+use crate::jobs::{JobsService, Watches, run_task, start, watch_only};
 use crate::journal::{Journal, SqliteJournal};
 use crate::owner::{Handle, Owner};
 use crate::rendezvous::Rendezvous;
+use crate::run_io::{IoResult, known};
 use crate::runs::{INCARNATION_HEADER, Runs};
 use crate::workers::{RendezvousService, WorkersService};
 
@@ -103,21 +104,33 @@ async fn start_owner(
             Ok(spec) => spec,
             Err(faults) => {
                 warn!(job = %record.id, %faults, "a job of the journal cannot be read: left alone");
+                owner.leave_alone(record.id);
                 continue;
             }
         };
-        // A job that is over needs its directory for reading only; its tenure is taken when something is submitted there.
+        let id = record.id.clone();
+        if record.phase.is_terminal() {
+            let ports = watch_only(watches, &record, &spec);
+            let known = Event::Io { job: id.clone(), result: Box::new(IoResult::Known(Box::new(known(&spec).await))) };
+            owner.adopt(id, ports, |core, at| {
+                let mut effects = core.adopt(record, spec, Term(0), at);
+                effects.extend(core.handle(known, at));
+                effects
+            });
+            continue;
+        }
         let control = RunDir::new(&spec.run_dir).control();
         let tenure = match runs.hold(&control).await {
             Ok(tenure) => tenure,
             Err(error) => {
-                warn!(job = %record.id, %error, "a job's run directory is held by another coordinator: left alone");
+                warn!(job = %id, %error, "a job's run directory cannot be held: left alone until the next start");
+                owner.leave_alone(id);
                 continue;
             }
         };
         let term = tenure.term();
         let (ports, task) = run_task(&handle, watches, tenure, &record, &spec);
-        owner.adopt(record.id.clone(), ports, |core, at| core.adopt(record, spec, term, at));
+        owner.adopt(id, ports, |core, at| core.adopt(record, spec, term, at));
         start(task, shutdown);
     }
     drop(spawn(OWNER, shutdown, owner.run(shutdown.clone(), policy.liveness.tick)));

@@ -1,8 +1,9 @@
 //! From a job that waits to a generation whose trainers start.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use tracing::info;
+use tracing::{info, warn};
 use trainctl_proto::v1;
 use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_spec::JobId;
@@ -24,7 +25,7 @@ impl Core {
         if !(restarting || waiting) || job.preparing || at.now < job.form_after {
             return;
         }
-        match self.place(id) {
+        match self.place(id, at.now) {
             Placement::Wait { missing } => self.wait_for_workers(id, missing, restarting, at, out),
             Placement::Place(_) => {
                 let Some(job) = self.jobs.get_mut(id) else { return };
@@ -36,10 +37,10 @@ impl Core {
         }
     }
 
-    fn place(&self, id: &JobId) -> Placement {
+    fn place(&self, id: &JobId, now: Duration) -> Placement {
         let Some(job) = self.jobs.get(id) else { return Placement::Wait { missing: 1 } };
         let before: Vec<String> = job.record.ranks.iter().map(|place| place.worker.clone()).collect();
-        decide_placement(job.spec.resources.workers as usize, &before, &self.candidates())
+        decide_placement(job.spec.resources.workers as usize, &before, &self.candidates(now))
     }
 
     fn wait_for_workers(&mut self, id: &JobId, missing: usize, restarting: bool, at: Moment, out: &mut Vec<Effect>) {
@@ -71,6 +72,15 @@ impl Core {
         job.preparing = false;
         let prepared = match prepared {
             Ok(prepared) => prepared,
+            // A full disk or a file system that is away is waited out, as for commits.
+            Err(cause @ Cause::Storage { .. }) => {
+                job.form_after = at.now + self.policy.prepare_retry;
+                job.waiting = cause.to_string();
+                warn!(job = %id, %cause, "the run directory cannot be made ready: trying again");
+                let entry = Entry::new("prepare_failed").with("error", cause.to_string().into());
+                self.event_row(id, entry, at, out);
+                return self.publish(id, out);
+            }
             Err(cause) => return self.fail(id, cause, at, out),
         };
         job.pointers = prepared.pointers;
@@ -88,7 +98,7 @@ impl Core {
         if prepared.start.step >= job.stop_at() && job.live.is_some() {
             return self.done_already(id, at, out);
         }
-        let Placement::Place(placed) = self.place(id) else { return };
+        let Placement::Place(placed) = self.place(id, at.now) else { return };
         let Some(job) = self.jobs.get_mut(id) else { return };
         job.record.generation = prepared.generation;
         job.record.start = prepared.start;
@@ -101,10 +111,14 @@ impl Core {
             .collect();
         info!(job = %id, generation = %prepared.generation, start = ?job.record.start, "forming");
         let starts = self.starts(id, &placed);
+        let mut left = Vec::new();
         if let Some(job) = self.jobs.get_mut(id) {
-            job.live = Some(Live::assigned(prepared.generation, starts.clone()));
+            job.record.decided = false;
+            let live = job.live.replace(Live::assigned(prepared.generation, starts.clone()));
+            left = live.map(Live::into_tokens).unwrap_or_default();
         }
         self.apply(id, JobEvent::Form(prepared.generation), at, out);
+        self.acknowledge(left, out);
         let (job, generation) = (id.clone(), prepared.generation);
         out.push(Effect::Rendezvous { job, generation, change: StoreChange::Open });
         let entry = Entry::new("generation_forming").with("world_size", placed.len().into());

@@ -13,7 +13,8 @@ mod saves;
 mod status;
 mod workers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tracing::{info, warn};
@@ -137,6 +138,8 @@ pub struct Policy {
     pub liveness: liveness::Policy,
     /// Pause before a failed commit is tried again.
     pub commit_retry: Duration,
+    /// Pause before a run directory that could not be made ready is tried again.
+    pub prepare_retry: Duration,
 }
 
 impl Default for Policy {
@@ -148,6 +151,7 @@ impl Default for Policy {
                 tick: Duration::from_millis(500),
             },
             commit_retry: Duration::from_secs(2),
+            prepare_retry: Duration::from_secs(5),
         }
     }
 }
@@ -190,11 +194,13 @@ pub struct Core {
     policy: Policy,
     adopted_at: Option<Duration>,
     last_tick: Duration,
-    doubted: bool,
+    doubted_at: Option<Duration>,
     jobs: BTreeMap<JobId, Job>,
     workers: BTreeMap<String, Worker>,
     seed: u64,
     commands: u64,
+    /// Jobs that another coordinator holds: their trainers are left alone and their records are not acknowledged.
+    foreign: BTreeSet<JobId>,
 }
 
 /// The moment at which an event is handled.
@@ -210,7 +216,17 @@ impl Core {
     /// A core with no jobs. `seed` makes back-off jitter and command ids.
     pub fn new(policy: Policy, now: Duration, seed: u64) -> Self {
         let (jobs, workers) = (BTreeMap::new(), BTreeMap::new());
-        Self { policy, adopted_at: None, last_tick: now, doubted: false, jobs, workers, seed, commands: 0 }
+        Self {
+            policy,
+            foreign: BTreeSet::new(),
+            adopted_at: None,
+            last_tick: now,
+            doubted_at: None,
+            jobs,
+            workers,
+            seed,
+            commands: 0,
+        }
     }
 
     /// Takes over a job from the journal of an earlier term.
@@ -219,7 +235,7 @@ impl Core {
     /// rendezvous keys are gone. No lease expires before the grace is over (J6).
     pub fn adopt(&mut self, mut record: JobRecord, spec: JobSpec, term: Term, at: Moment) -> Vec<Effect> {
         let mut out = Vec::new();
-        record.term = term;
+        record.term = record.term.max(term);
         let id = record.id.clone();
         let over = record.phase.is_terminal();
         let live = record.phase.generation().map(|generation| Live::adopted(generation, &record, at.now));
@@ -274,12 +290,10 @@ impl Core {
         out
     }
 
-    /// The job that lives in `run_dir`, if any.
-    pub fn live_job_in(&self, run_dir: &std::path::Path) -> Option<&JobId> {
-        self.jobs
-            .values()
-            .find(|job| job.spec.run_dir == run_dir && !job.record.phase.is_terminal())
-            .map(|j| &j.record.id)
+    /// Jobs that are not over, with their run directories as their specs spell them.
+    pub fn live_jobs(&self) -> Vec<(JobId, PathBuf)> {
+        let live = self.jobs.values().filter(|job| !job.record.phase.is_terminal());
+        live.map(|job| (job.record.id.clone(), job.spec.run_dir.clone())).collect()
     }
 
     /// The job that this submission made before, if it was sent twice (J7).
@@ -397,7 +411,13 @@ impl Core {
     fn forget(&mut self, id: &JobId, term: u64, out: &mut Vec<Effect>) {
         warn!(job = %id, term, "job forgotten: a higher term holds its run directory");
         self.jobs.remove(id);
+        self.leave_alone(id.clone());
         out.push(Effect::Release(id.clone()));
+    }
+
+    /// A job of the journal whose run directory another coordinator holds, or that cannot be read here.
+    pub fn leave_alone(&mut self, id: JobId) {
+        self.foreign.insert(id);
     }
 
     /// Compares wanted with observed and does the next thing, for every job.

@@ -8,7 +8,7 @@ use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_proto::v1::rank_report::Report;
 use trainctl_proto::{convert, v1};
 use trainctl_spec::report::{FinishCause, Phase, ShardReport, TrainRow, ValidationRow};
-use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason};
+use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId, Step};
 
 use super::saves::Save;
@@ -30,6 +30,10 @@ pub struct Live {
     pub(super) saves: BTreeMap<u64, Save>,
     /// Rank 0 has reported its first step.
     stepped: bool,
+    /// Endings that their workers keep until what follows from them is journaled.
+    pub(super) tokens: Vec<AckToken>,
+    /// What is left of it was told to stop.
+    stop_sent: bool,
     /// What comes after its end was decided and journaled.
     pub(super) decided: bool,
 }
@@ -59,10 +63,10 @@ impl Live {
     /// A generation whose starts are about to go out.
     pub fn assigned(generation: Generation, starts: Vec<(String, v1::StartTrainer)>) -> Self {
         let ranks = starts.into_iter().map(|(worker, start)| RankLive::new(worker, Some(start))).collect();
-        Self { generation, ranks, saves: BTreeMap::new(), stepped: false, decided: false }
+        Self::of(generation, ranks, false, false)
     }
 
-    /// A generation that the journal says may live.
+    /// A generation that the journal says may live; one whose end was decided has no ranks any more.
     pub fn adopted(generation: Generation, record: &JobRecord, _now: Duration) -> Self {
         let running = matches!(record.phase, JobPhase::Running { .. });
         let ranks = record.ranks.iter().map(|place| {
@@ -70,7 +74,18 @@ impl Live {
             rank.formed = running;
             rank
         });
-        Self { generation, ranks: ranks.collect(), saves: BTreeMap::new(), stepped: running, decided: false }
+        let ranks = if record.decided { Vec::new() } else { ranks.collect() };
+        Self::of(generation, ranks, running, record.decided)
+    }
+
+    fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
+        let (saves, tokens) = (BTreeMap::new(), Vec::new());
+        Self { generation, ranks, saves, stepped, tokens, stop_sent: false, decided }
+    }
+
+    /// Records of this generation that were not acknowledged: nothing will follow from them any more.
+    pub(super) fn into_tokens(self) -> Vec<AckToken> {
+        self.saves.into_values().flat_map(|save| save.tokens).chain(self.tokens).collect()
     }
 
     fn all(&self, what: impl Fn(&RankLive) -> bool) -> bool {
@@ -124,6 +139,10 @@ impl Core {
         let fence = report.fence.unwrap_or_default();
         let (id, generation, number) = (JobId(fence.job), Generation(fence.generation), report.rank);
         let Some(what) = report.report else { return token };
+        if self.foreign.contains(&id) {
+            // Whoever holds the job needs the record; it stays in the worker's spool.
+            return None;
+        }
         if let (Some(seen), Report::Exited(_)) = (self.workers.get_mut(worker), &what)
             && seen.running.as_ref() == Some(&(id.clone(), generation, number))
         {
@@ -175,6 +194,7 @@ impl Core {
                     Err(error) => warn!(job = %id, rank = number, %error, "finish report refused"),
                 }
                 rank.phase = Phase::Finished;
+                return self.keep_until_decided(&id, token);
             }
             Report::SaveFailed(failed) => {
                 let waiting = format!("rank {number} could not save step {}: {}", failed.step, failed.error);
@@ -186,9 +206,23 @@ impl Core {
                 self.event_row(&id, entry.with("error", failed.error.into()), at, out);
                 self.publish(&id, out);
             }
-            Report::Exited(exit) => self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out),
+            Report::Exited(exit) => {
+                self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out);
+                return self.keep_until_decided(&id, token);
+            }
         }
         token
+    }
+
+    /// A successor must learn of an ending too, until what follows from it is in the journal.
+    fn keep_until_decided(&mut self, id: &JobId, token: Option<AckToken>) -> Option<AckToken> {
+        match self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) {
+            Some(live) if !live.decided => {
+                live.tokens.extend(token);
+                None
+            }
+            _ => token,
+        }
     }
 
     fn exited(
@@ -200,7 +234,9 @@ impl Core {
         at: Moment,
         out: &mut Vec<Effect>,
     ) {
-        let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let stopping = matches!(job.record.phase, JobPhase::Stopping { .. });
+        let Some(live) = job.live.as_mut() else { return };
         let Some(rank) = live.ranks.get_mut(number as usize).filter(|rank| rank.ended.is_none()) else { return };
         rank.observe(exit.phase(), exit.step);
         let seen = ProcessExit {
@@ -212,7 +248,12 @@ impl Core {
         };
         // Whoever had finished is finished, however its process went afterwards.
         let class = if rank.finished.is_some() { ExitClass::Finished } else { ExitClass::of(&seen) };
-        rank.end(number, How::Exited(class), when, exit.stderr_tail.clone());
+        // A stop that we did not ask for is the worker's own leave.
+        let how = match class {
+            ExitClass::StoppedByUs if !stopping => How::WorkerLost(WhyLost::Left),
+            class => How::Exited(class),
+        };
+        rank.end(number, how, when, exit.stderr_tail.clone());
         let mut entry = Entry::new("trainer_exited").rank(number).with("class", class.to_string().into());
         if let Some(step) = rank.step {
             entry = entry.step(step);
@@ -329,9 +370,14 @@ impl Core {
         }
         let broken = |rank: &RankLive| rank.ended.as_ref().is_some_and(|e| e.how != How::Exited(ExitClass::Finished));
         let stopping = matches!(job.record.phase, JobPhase::Stopping { .. });
-        if !stopping && live.ranks.iter().any(broken) {
-            let (cause, _) = decide_verdict(&endings(live));
-            self.stop_generation(id, cause, at, out);
+        if live.ranks.iter().any(broken) {
+            if !stopping {
+                let (cause, _) = decide_verdict(&endings(live));
+                self.stop_generation(id, cause, at, out);
+            } else if !live.stop_sent {
+                // A saving stop that lost a rank can save no more, and the others would wait for it.
+                self.stop_ranks(id, "a rank was lost while the job was stopping", out);
+            }
         }
         self.conclude(id, at, out);
     }
@@ -347,8 +393,9 @@ impl Core {
 
     /// Ends the rendezvous and kills every trainer that may live.
     pub(super) fn stop_ranks(&mut self, id: &JobId, reason: &str, out: &mut Vec<Effect>) {
-        let Some(job) = self.jobs.get(id) else { return };
-        let Some(live) = &job.live else { return };
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let Some(live) = job.live.as_mut() else { return };
+        live.stop_sent = true;
         let generation = live.generation;
         let fence = v1::Fence { job: id.0.clone(), generation: generation.0, term: job.record.term.0 };
         let alive: Vec<(u32, String)> = live
@@ -377,10 +424,10 @@ impl Core {
             return;
         }
         // What is left can never be complete: no rank will report any more.
-        let left: Vec<AckToken> = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens).collect();
+        let saves = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens);
+        let left: Vec<AckToken> = saves.chain(std::mem::take(&mut live.tokens)).collect();
         let endings = endings(live);
         let finished = live.ranks.first().and_then(|rank| rank.finished).filter(|_| live.all(|r| r.finished.is_some()));
-        self.acknowledge(left, out);
         if let Some((cause, _)) = finished {
             let why = match cause {
                 FinishCause::Complete => StopReason::Complete,
@@ -397,8 +444,14 @@ impl Core {
                 self.restart_or_fail(id, cause, step, at, out);
             }
             Some(JobPhase::Stopping { .. }) => self.apply(id, JobEvent::Stopped(generation), at, out),
-            _ => {}
+            _ => {
+                let message = "every rank has ended, but not every one said that it had finished".to_owned();
+                self.stop_generation(id, Cause::Unknown { message: message.clone() }, at, out);
+                self.restart_or_fail(id, Cause::Unknown { message }, None, at, out);
+            }
         }
+        // Only now: what follows from these endings is journaled.
+        self.acknowledge(left, out);
     }
 
     fn restart_or_fail(&mut self, id: &JobId, cause: Cause, step: Option<u64>, at: Moment, out: &mut Vec<Effect>) {
@@ -408,6 +461,7 @@ impl Core {
         let (decision, budget) = decide_restart(&job.record.budget, &cause, step, jitter, &policy);
         let generation = job.record.generation;
         job.record.budget = budget;
+        job.record.decided = true;
         if let Some(live) = job.live.as_mut() {
             live.decided = true;
         }

@@ -13,12 +13,17 @@ use crate::decide::restart::refill;
 use crate::events::Entry;
 use crate::run_io::{AckToken, CommitRequest, Committed, IoRequest};
 
+/// A file that is missing may only be late on a shared file system; after so many looks it is gone.
+const MAX_REFUSALS: u32 = 5;
+
 /// One step's save, until its manifest exists.
 #[derive(Debug, Default)]
 pub(super) struct Save {
     reports: BTreeMap<u32, ShardReport>,
     /// Reports that their workers keep until the commit.
     pub(super) tokens: Vec<AckToken>,
+    /// How often the store said that it can not be a checkpoint.
+    refusals: u32,
     state: State,
 }
 
@@ -53,26 +58,28 @@ impl Core {
         out: &mut Vec<Effect>,
     ) -> Option<AckToken> {
         let Some(job) = self.jobs.get_mut(id) else { return token };
-        let Some(live) = job.live.as_mut() else { return token };
+        let Some(live) = job.live.as_mut().filter(|live| !live.decided) else { return token };
         let (step, world_size) = (report.step, live.ranks.len() as u32);
         let save = live.saves.entry(step).or_default();
+        save.tokens.extend(token);
         if save.state != State::Collecting {
-            return token;
+            return None;
         }
         save.reports.insert(rank, report);
-        save.tokens.extend(token);
         match decide_commit(world_size, &save.reports) {
             Commit::Wait { missing } => info!(job = %id, step, ?missing, "save is not complete"),
             Commit::Now => self.commit(id, step, out),
-            Commit::Refuse(why) => {
-                warn!(job = %id, step, %why, "save can never be committed");
-                let tokens = live.saves.remove(&step).map(|save| save.tokens).unwrap_or_default();
-                self.acknowledge(tokens, out);
-                let entry = Entry::new("checkpoint_refused").step(step).with("reason", why.to_string().into());
-                self.event_row(id, entry, at, out);
-            }
+            Commit::Refuse(why) => self.give_up_save(id, step, &why.to_string(), at, out),
         }
         None
+    }
+
+    fn give_up_save(&mut self, id: &JobId, step: u64, why: &str, at: Moment, out: &mut Vec<Effect>) {
+        warn!(job = %id, step, why, "save can never be committed");
+        let live = self.jobs.get_mut(id).and_then(|job| job.live.as_mut());
+        let tokens = live.and_then(|live| live.saves.remove(&step)).map(|save| save.tokens).unwrap_or_default();
+        self.acknowledge(tokens, out);
+        self.event_row(id, Entry::new("checkpoint_refused").step(step).with("reason", why.into()), at, out);
     }
 
     fn commit(&mut self, id: &JobId, step: u64, out: &mut Vec<Effect>) {
@@ -101,10 +108,14 @@ impl Core {
         let info = match committed.outcome {
             Ok(info) => info,
             Err(error) => {
-                warn!(job = %id, step, error, "commit failed: trying again");
-                if let Some(save) = live.saves.get_mut(&step) {
-                    save.state = State::RetryAt(at.now + self.policy.commit_retry);
+                let Some(save) = live.saves.get_mut(&step) else { return };
+                save.refusals += u32::from(error.refused);
+                if save.refusals >= MAX_REFUSALS {
+                    return self.give_up_save(id, step, &error.reason, at, out);
                 }
+                save.state = State::RetryAt(at.now + self.policy.commit_retry);
+                let error = error.reason;
+                warn!(job = %id, step, error, "commit failed: trying again");
                 job.waiting = format!("commit of step {step} failed: {error}");
                 let entry = Entry::new("checkpoint_failed").step(step).with("error", error.into());
                 self.event_row(id, entry, at, out);
@@ -112,13 +123,10 @@ impl Core {
                 return;
             }
         };
-        // An earlier save that is still incomplete is superseded by this one.
+        // An earlier save is superseded by this one, and retention has swept its files.
         let later = live.saves.split_off(&(step + 1));
-        let (kept, done): (Vec<_>, Vec<_>) = std::mem::replace(&mut live.saves, later)
-            .into_iter()
-            .partition(|(at, save)| *at < step && save.may_commit());
-        live.saves.extend(kept);
-        let tokens = done.into_iter().flat_map(|(_, save)| save.tokens).collect();
+        let done = std::mem::replace(&mut live.saves, later);
+        let tokens = done.into_values().flat_map(|save| save.tokens).collect();
         job.record.budget = refill(&job.record.budget, step);
         job.pointers = info.pointers;
         job.waiting.clear();

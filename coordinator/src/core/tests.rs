@@ -11,7 +11,7 @@ use trainctl_spec::{Generation, JobId, JobSpec, Term};
 
 use super::{Core, Effect, Event, Moment, Policy, SessionId, StoreChange};
 use crate::record::{JobRecord, StartPoint};
-use crate::run_io::{CommitInfo, Committed, IoRequest, IoResult, Prepared};
+use crate::run_io::{CommitError, CommitInfo, Committed, IoRequest, IoResult, Prepared};
 
 const SPEC: &str = "
 name: tiny
@@ -150,7 +150,7 @@ impl World {
             pruned: Vec::new(),
             pointers: (format!("epoch_0_step_{step}"), String::new()),
         };
-        let outcome = outcome.map(info).map_err(str::to_owned);
+        let outcome = outcome.map(info).map_err(|reason| CommitError { reason: reason.to_owned(), refused: false });
         let committed = Committed { generation: Generation(self.generation), step, outcome };
         self.handle(Event::Io { job: job(), result: Box::new(IoResult::Committed(Box::new(committed))) });
     }
@@ -432,4 +432,148 @@ fn a_cancel_with_save_asks_the_trainers_and_one_without_kills_them() {
     world.stopped(1, 0);
     world.stopped(2, 1);
     assert_eq!(world.phase(), JobPhase::Cancelled);
+}
+
+#[test]
+fn j6_workers_that_all_vanish_are_lost_after_the_doubt() {
+    let mut world = World::running();
+    world.handle(Event::Gone { session: 1 });
+    world.handle(Event::Gone { session: 2 });
+    world.later(Duration::from_secs(6));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "more than half at once: doubted");
+    world.later(Duration::from_secs(6));
+    assert!(matches!(world.phase(), JobPhase::Suspended { .. }), "{:?}", world.phase());
+}
+
+#[test]
+fn a_start_that_never_arrived_does_not_hold_up_the_end_of_its_generation() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    world.prepare(StartPoint::default());
+    world.handle(Event::Gone { session: 2 });
+    world.report(1, 0, Report::Started(v1::TrainerStarted { pid: 10, start_time: 1 }));
+    world.killed(1, 0);
+    assert!(matches!(world.phase(), JobPhase::Stopping { .. }));
+    world.join(3, "w1", None);
+    world.prepare(StartPoint::default());
+    assert_eq!(world.phase(), JobPhase::Forming { generation: Generation(3) });
+}
+
+#[test]
+fn endings_are_acknowledged_only_when_what_follows_is_journaled() {
+    let mut world = World::running();
+    let cause = v1::FinishCause::Complete as i32;
+    for (session, rank) in [(1, 0), (2, 1)] {
+        world.report(session, rank, Report::Finished(v1::Finished { steps_done: 40, cause }));
+        let before = world.acked(session);
+        world.report(session, rank, Report::Exited(v1::TrainerExit { code: Some(0), ..Default::default() }));
+        if session == 1 {
+            assert_eq!(world.acked(session), before, "a successor must learn of it too");
+        }
+    }
+    assert_eq!(world.phase(), JobPhase::Succeeded);
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+    assert_eq!(world.journal.last().map(|record| record.phase.clone()), Some(JobPhase::Succeeded));
+}
+
+#[test]
+fn a_later_commit_supersedes_an_earlier_one_that_fails() {
+    let mut world = World::running();
+    for step in [9, 19] {
+        world.shards(1, 0, step);
+        world.shards(2, 1, step);
+    }
+    world.committed(9, Err("no space left"));
+    world.committed(19, Ok(()));
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+    let commits = world.commits();
+    world.later(Duration::from_secs(5));
+    assert_eq!(world.commits(), commits, "its files are swept: it is not tried again");
+}
+
+#[test]
+fn a_saving_stop_that_loses_a_rank_stops_the_others() {
+    let mut world = World::running();
+    world.handle(Event::Cancel { job: job(), save: true });
+    world.killed(2, 1);
+    assert_eq!(world.stops(), [1]);
+    world.stopped(1, 0);
+    assert_eq!(world.phase(), JobPhase::Cancelled);
+}
+
+#[test]
+fn j5_a_worker_that_leaves_in_order_is_external_however_often() {
+    let mut world = World::running();
+    for round in 0..2 {
+        // Its daemon was told to end and stopped the trainer; nobody here asked for that.
+        world.stopped(2, 1);
+        let JobPhase::Stopping { why: StopReason::Restart { cause }, .. } = world.phase() else {
+            panic!("round {round}: {:?}", world.phase())
+        };
+        assert!(matches!(cause, Cause::WorkerLost { .. }), "{cause}");
+        world.stopped(1, 0);
+        world.later(Duration::from_secs(2));
+        for session in [1, 2] {
+            let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
+            let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
+            world.handle(Event::Message { session, message: Box::new(message) });
+        }
+        world.prepare(StartPoint::default());
+        for (session, rank) in [(1, 0), (2, 1)] {
+            world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 10, start_time: 1 }));
+            world.report(session, rank, Report::Formed(v1::Formed {}));
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_refuses_a_start_is_left_alone_for_a_while() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    world.join(3, "w2", None);
+    world.prepare(StartPoint::default());
+    let (session, command_id) = world
+        .sent
+        .iter()
+        .find_map(|(session, body)| match body {
+            Body::StartTrainer(start) if *session == 2 => Some((*session, start.command_id.clone())),
+            _ => None,
+        })
+        .expect("a start");
+    let result = v1::CommandResult { command_id, error: "quarantined".to_owned(), ..Default::default() };
+    let body = Some(v1::worker_message::Body::CommandResult(result));
+    world.handle(Event::Message { session, message: Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body }) });
+    world.stopped(1, 0);
+    world.prepare(StartPoint::default());
+    let workers: Vec<_> = world.core.jobs[&job()].record.ranks.iter().map(|place| place.worker.clone()).collect();
+    assert_eq!(workers, ["w0", "w2"]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_ready_is_waited_out() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    let asked = |world: &World| world.io.iter().filter(|request| matches!(request, IoRequest::Prepare(_))).count();
+    assert_eq!(asked(&world), 1);
+    let full = Cause::Storage { message: "no space left".to_owned() };
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Err(full))) });
+    assert_eq!(world.phase(), JobPhase::Queued);
+    let beats = |world: &mut World| {
+        for session in [1, 2] {
+            let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
+            let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
+            world.handle(Event::Message { session, message: Box::new(message) });
+        }
+    };
+    for _ in 0..3 {
+        world.later(Duration::from_secs(2));
+        beats(&mut world);
+    }
+    assert_eq!(asked(&world), 2);
 }

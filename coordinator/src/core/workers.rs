@@ -16,6 +16,11 @@ use crate::decide::placement::Candidate;
 use crate::decide::verdict::How;
 use crate::run_io::AckToken;
 
+/// How long a worker that refused a start is left alone.
+const AVOID: Duration = Duration::from_secs(30);
+/// Acknowledges a resent record that was taken in before once in so many, so that a long resend does not fill the outbox.
+const ACK_AGAIN_EVERY: u64 = 64;
+
 /// One worker daemon.
 #[derive(Debug)]
 pub struct Worker {
@@ -33,6 +38,8 @@ pub struct Worker {
     pub address: String,
     /// When it was last heard, on our clock.
     pub heard_at: Duration,
+    /// It refused a start: no rank is placed on it before this, unless it dials again.
+    pub avoid_until: Duration,
     /// The trainer that it runs, as far as we were told.
     pub running: Option<(JobId, Generation, u32)>,
     spool: String,
@@ -53,6 +60,7 @@ impl Worker {
             machine: String::new(),
             address: String::new(),
             heard_at: now,
+            avoid_until: Duration::ZERO,
             running: None,
             spool: String::new(),
             received: 0,
@@ -79,6 +87,7 @@ impl Worker {
         self.address.clone_from(&hello.address);
         self.session = Some(session);
         self.heard_at = now;
+        self.avoid_until = Duration::ZERO;
         self.received = self.received.max(hello.acked_up_to);
         self.acked = self.acked.max(hello.acked_up_to);
         self.target = hello.spooled_up_to;
@@ -146,6 +155,9 @@ impl Core {
     fn reattach(&mut self, worker: &str, session: SessionId, running: &v1::RunningTrainer, out: &mut Vec<Effect>) {
         let Some(fence) = running.fence.clone() else { return };
         let id = JobId(fence.job.clone());
+        if self.foreign.contains(&id) {
+            return;
+        }
         let wanted = self.jobs.get_mut(&id).and_then(|job| {
             let live = job.live.as_mut().filter(|live| live.generation.0 == fence.generation)?;
             let rank = live.ranks.get_mut(running.rank as usize).filter(|rank| rank.worker == worker)?;
@@ -177,11 +189,18 @@ impl Core {
 
     /// The stream broke before we knew whether a start had arrived: it is sent again under its own id (J7).
     fn resend_starts(&mut self, worker: &str, session: SessionId, out: &mut Vec<Effect>) {
-        let ours = self.jobs.values().filter(|job| matches!(job.record.phase, JobPhase::Forming { .. }));
-        let ranks = ours.flat_map(|job| job.live.iter().flat_map(|live| live.ranks.iter()));
-        for rank in ranks.filter(|rank| rank.worker == worker && rank.is_unheard()) {
-            if let Some(start) = &rank.start {
-                out.push(Effect::Send { session, message: Box::new(Body::StartTrainer(start.clone())) });
+        for job in self.jobs.values() {
+            let ranks = job.live.iter().flat_map(|live| live.ranks.iter());
+            for start in ranks.filter(|r| r.worker == worker && r.is_unheard()).filter_map(|r| r.start.as_ref()) {
+                let message = match &job.record.phase {
+                    JobPhase::Forming { .. } => Body::StartTrainer(start.clone()),
+                    // It may wait behind the end of another trainer.
+                    _ => Body::StopTrainer(v1::StopTrainer {
+                        command_id: format!("stop-{}", start.command_id),
+                        fence: start.assignment.as_ref().and_then(|assignment| assignment.fence.clone()),
+                    }),
+                };
+                out.push(Effect::Send { session, message: Box::new(message) });
             }
         }
     }
@@ -197,7 +216,9 @@ impl Core {
                 let carried = running.as_ref().is_some_and(|(job, generation, rank)| {
                     job == id && *generation == live.generation && *rank as usize == number
                 });
-                if rank.worker == worker && rank.ended.is_none() && !carried && !rank.is_unheard() {
+                // A start that was just sent is not known to have arrived; once the generation is given up it counts as lost.
+                let starting = rank.is_unheard() && matches!(job.record.phase, JobPhase::Forming { .. });
+                if rank.worker == worker && rank.ended.is_none() && !carried && !starting {
                     missing.push((id.clone(), number));
                 }
             }
@@ -221,7 +242,10 @@ impl Core {
         let token = match message.seq {
             0 => None,
             seq if worker.take(seq) => Some(AckToken { worker: id.clone(), spool: worker.spool.clone(), seq }),
-            _ => return worker.acknowledge(true, out),
+            seq => {
+                let again = seq == worker.received || seq.is_multiple_of(ACK_AGAIN_EVERY);
+                return worker.acknowledge(again, out);
+            }
         };
         let left = match message.body {
             Some(v1::worker_message::Body::RankReport(report)) => {
@@ -266,6 +290,11 @@ impl Core {
             Some((id.clone(), ranks.iter().position(|rank| is_it(rank) && rank.ended.is_none())?))
         });
         if let Some((id, rank)) = found {
+            let generation = self.jobs.get(&id).map(|job| job.record.generation).unwrap_or_default();
+            if let Some(seen) = self.workers.get_mut(worker) {
+                seen.avoid_until = at.now + AVOID;
+                seen.running.take_if(|running| *running == (id.clone(), generation, rank as u32));
+            }
             let error = if result.stale { "it has seen a newer term or generation" } else { &result.error };
             self.rank_ended(&id, rank, How::NotStarted(error.to_owned()), at, out);
         }
@@ -289,14 +318,16 @@ impl Core {
         }
         let seen: Vec<Seen> =
             self.workers.values().map(|w| Seen { heard_at: w.heard_at, connected: w.session.is_some() }).collect();
-        let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, &seen, self.doubted, &policy);
+        // The doubt holds for one lease: who has not been heard by then is lost.
+        let doubted = self.doubted_at.is_some_and(|doubt| at.now.saturating_sub(doubt) <= policy.lease);
+        let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, &seen, doubted, &policy);
         if doubt == Doubt::MassExpiry {
+            self.doubted_at = Some(at.now);
             warn!(workers = seen.len(), "most leases lapsed at once: looking again before anything restarts");
             for worker in self.workers.values_mut() {
                 worker.heard_at = worker.heard_at.max(at.now.saturating_sub(policy.lease / 2));
             }
         }
-        self.doubted = doubt == Doubt::MassExpiry || (self.doubted && doubt == Doubt::Grace);
         let lost: Vec<String> = self
             .workers
             .keys()
@@ -328,7 +359,7 @@ impl Core {
     }
 
     /// Workers that could take a rank now.
-    pub(super) fn candidates(&self) -> Vec<Candidate> {
+    pub(super) fn candidates(&self, now: Duration) -> Vec<Candidate> {
         let taken: BTreeSet<&str> = self
             .jobs
             .values()
@@ -336,7 +367,9 @@ impl Core {
             .filter(|rank| rank.ended.is_none())
             .map(|rank| rank.worker.as_str())
             .collect();
-        let free = |w: &&Worker| w.is_drained() && w.running.is_none() && !taken.contains(w.id.as_str());
+        let free = |w: &&Worker| {
+            w.is_drained() && w.avoid_until <= now && w.running.is_none() && !taken.contains(w.id.as_str())
+        };
         self.workers
             .values()
             .filter(free)

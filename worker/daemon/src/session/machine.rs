@@ -388,7 +388,11 @@ impl Machine {
             })
         };
         if let Some(next) = self.next.take_if(|next| waits(next)) {
-            self.fences.raise(&run, &fence);
+            // Numbers belong to a run directory: the waiting job's own, not the running one's.
+            let theirs = next.assignment.as_ref().and_then(|assignment| (self.run_of)(assignment).ok());
+            if let Some(theirs) = theirs {
+                self.fences.raise(&theirs, &fence);
+            }
             return vec![Effect::Remember, self.superseded(&next.command_id, &id), self.done(&id)];
         }
         if current.job != fence.job || fence.generation > current.generation {

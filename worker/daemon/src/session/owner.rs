@@ -21,6 +21,8 @@ use crate::state::{Fences, StateDir, StateError};
 
 /// Events that may wait for the owner.
 pub const EVENT_QUEUE: usize = 1_024;
+/// Pause before fences that could not be stored are tried again.
+const REMEMBER_RETRY: Duration = Duration::from_secs(1);
 /// How often the machine is told that time passed.
 const TICK: Duration = Duration::from_millis(50);
 /// Delays between dials: never more than a second (W5).
@@ -159,7 +161,13 @@ impl<P: Processes> Owner<P> {
                 }
                 Effect::Send(message) => self.send(message),
                 Effect::Pump => self.start_pump(),
-                Effect::Remember => self.remember().await?,
+                // A full disk must not end a healthy trainer with this daemon: what follows waits, as for the spool.
+                Effect::Remember => {
+                    while let Err(error) = self.remember().await {
+                        tracing::error!(%error, "the fences cannot be stored: trying again");
+                        tokio::time::sleep(REMEMBER_RETRY).await;
+                    }
+                }
                 Effect::Start(_) if self.killed => {
                     let event = Event::StartFailed { reason: "the worker is shutting down".to_owned() };
                     effects.extend(self.machine.on(self.parts.clock.now(), event));
