@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 use trainctl_proto::v1;
 use trainctl_runtime::auth;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
@@ -15,16 +15,15 @@ use trainctl_spec::resume;
 use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveOptions, Selector};
 use trainctl_store::fault::FailPoint;
-use trainctl_store::tenure::AcquireError;
 use trainctl_store::{CheckpointStore, RunDir, Tenure};
 
 use crate::core::Event;
-use crate::decide::admission::{Admission, Asked, Found, Refusal, decide_admission};
-use crate::follow;
+use crate::decide::admission::{Admission, Asked, Found, decide_admission};
 use crate::owner::{Gone, Handle, RunPorts};
 use crate::record::JobRecord;
 use crate::run_io::{IoRequest, RunTask, best_metric_key};
-use crate::runs::{self, Runs};
+use crate::runs::Runs;
+use crate::{follow, refusal};
 
 /// Messages of one answer stream that may wait.
 const STREAM: usize = 64;
@@ -89,6 +88,7 @@ pub fn start(Waiting(task, requests): Waiting, shutdown: &Shutdown) {
 }
 
 /// How the owner shows a job that is over: nothing is changed in its run directory, so nothing of it is held.
+#[expect(clippy::disallowed_methods, reason = "bounded by what workers have in flight: RunPorts::io says why")]
 pub fn watch_only(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> RunPorts {
     let (io, _) = mpsc::unbounded_channel();
     let (status, _) = watch_job(watches, record, spec);
@@ -109,6 +109,7 @@ fn watch_job(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> (watch::S
 }
 
 /// A job's run directory task, and how the owner reaches it.
+#[expect(clippy::disallowed_methods, reason = "bounded by what workers have in flight: RunPorts::io says why")]
 pub fn run_task(
     owner: &Handle,
     watches: &Watches,
@@ -207,7 +208,8 @@ impl JobsService {
     }
 
     async fn admit(&self, asked: v1::SubmitRequest, spec: JobSpec, from: String) -> Result<JobId, Status> {
-        let tenure = self.runs.hold(&RunDir::new(&spec.run_dir).control()).await.map_err(refused)?;
+        let tenure =
+            self.runs.hold(&RunDir::new(&spec.run_dir).control()).await.map_err(|error| refusal::not_held(&error))?;
         let path = RunDir::new(&spec.run_dir).job_spec();
         trainctl_store::io::Io::new(&spec.run_dir)
             .put_durable("job.yaml", asked.spec_yaml.clone().into_bytes(), FailPoint("job.spec"))
@@ -236,8 +238,7 @@ impl JobsService {
 impl v1::jobs_server::Jobs for JobsService {
     async fn submit(&self, request: Request<v1::SubmitRequest>) -> Result<Response<v1::SubmitResponse>, Status> {
         let asked = request.into_inner();
-        let spec =
-            JobSpec::from_yaml(&asked.spec_yaml).map_err(|faults| Status::invalid_argument(faults.to_string()))?;
+        let spec = JobSpec::from_yaml(&asked.spec_yaml).map_err(|faults| refusal::bad_spec(&faults))?;
         if !spec.run_dir.is_absolute() {
             return Err(Status::invalid_argument("run_dir of a submitted spec must be absolute"));
         }
@@ -256,13 +257,7 @@ impl v1::jobs_server::Jobs for JobsService {
         let stop_at = asked.until_step.unwrap_or(u64::MAX).min(spec.step_scheduler.max_steps);
         let question = Asked { from: asked.from.clone(), fresh: asked.fresh, stop_at };
         match decide_admission(&found, &question) {
-            Admission::Refuse(refusal) => {
-                let code = match refusal {
-                    Refusal::LiveJob(_) => Code::AlreadyExists,
-                    _ => Code::FailedPrecondition,
-                };
-                Err(Status::new(code, format!("{}: {refusal}", spec.run_dir.display())))
-            }
+            Admission::Refuse(refusal) => Err(refusal::not_admitted(&refusal, &spec.run_dir.display().to_string())),
             Admission::AlreadyFinished { steps_done, latest } => {
                 let steps = crate::decide::admission::people(steps_done);
                 let message = format!("the run has finished: {steps} steps are done, LATEST is {latest}");
@@ -340,11 +335,4 @@ fn unavailable(_: Gone) -> Status {
 
 fn internal(error: impl std::fmt::Display) -> Status {
     Status::internal(error.to_string())
-}
-
-fn refused(error: runs::Error) -> Status {
-    match &error {
-        runs::Error::Tenure(AcquireError::LiveHolder { .. }) => Status::already_exists(error.to_string()),
-        _ => Status::internal(error.to_string()),
-    }
 }

@@ -3,7 +3,7 @@
 //! - [`core`]: the state and what moves it, without I/O; [`decide`]: its decisions as pure functions.
 //! - [`owner`]: the one task that holds the core; [`journal`] and [`record`]: what it must not forget.
 //! - [`run_io`], [`rows`], [`runs`]: run directories, off the owner task.
-//! - [`jobs`], [`workers`], [`follow`]: the services; [`rendezvous`]: key-value stores of forming generations.
+//! - [`jobs`], [`workers`], [`follow`], [`refusal`]: the services; [`rendezvous`]: key-value stores of forming generations.
 //! - [`server`]: puts it together.
 
 pub mod core;
@@ -14,6 +14,7 @@ pub mod jobs;
 pub mod journal;
 pub mod owner;
 pub mod record;
+pub mod refusal;
 pub mod rendezvous;
 pub mod rows;
 pub mod run_io;

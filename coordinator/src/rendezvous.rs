@@ -160,14 +160,12 @@ mod tests {
     #[tokio::test]
     async fn a_waiting_call_gets_the_value_that_comes_later() {
         let (rendezvous, job) = opened();
-        let waiting = {
-            let (rendezvous, job) = (rendezvous.clone(), job.clone());
-            tokio::spawn(async move {
-                rendezvous.wait(&job, Generation(3), &["k".to_owned()], Duration::from_secs(60)).await
-            })
-        };
-        rendezvous.with_keys(&job, Generation(3), |keys| keys.insert("k".to_owned(), vec![7])).unwrap();
-        assert_eq!(waiting.await.unwrap().unwrap(), [vec![7]]);
+        let keys = ["k".to_owned()];
+        let wait = rendezvous.wait(&job, Generation(3), &keys, Duration::from_secs(60));
+        let set = async { rendezvous.with_keys(&job, Generation(3), |keys| keys.insert("k".to_owned(), vec![7])) };
+        let (answer, set) = tokio::join!(wait, set);
+        set.unwrap();
+        assert_eq!(answer.unwrap(), [vec![7]]);
     }
 
     #[tokio::test]

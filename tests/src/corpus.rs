@@ -66,6 +66,7 @@ pub fn once(lock: &Path, dir: &Path, make: impl FnOnce(&Path)) {
         }
         fs::create_dir_all(&temporary).unwrap();
         make(&temporary);
+        #[expect(clippy::disallowed_methods, reason = "a cache of the tests, under their own lock")]
         fs::rename(&temporary, dir).unwrap();
     }
 }

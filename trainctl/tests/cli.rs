@@ -1,6 +1,8 @@
 //! The contract of the command line, on the real program: exit codes, what goes to which stream, and that a refusal
 //! leaves no trace. What needs daemons is in the end-to-end suites.
 
+#![allow(clippy::expect_used, reason = "tests")]
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

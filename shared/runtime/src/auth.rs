@@ -159,7 +159,6 @@ impl Role {
     ///
     /// # Errors
     /// `UNAUTHENTICATED` when the request did not pass an [`AuthLayer`].
-    #[allow(clippy::result_large_err)]
     pub fn of<T>(request: &tonic::Request<T>) -> Result<Self, Status> {
         request.extensions().get::<Self>().copied().ok_or_else(|| Status::unauthenticated("no token"))
     }

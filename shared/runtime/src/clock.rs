@@ -39,6 +39,7 @@ impl Clock for SystemClock {
         self.origin.elapsed()
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the clock that others are told to use")]
     fn wall_ms(&self) -> u64 {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)

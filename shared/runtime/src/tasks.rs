@@ -88,7 +88,7 @@ impl Shutdown {
 ///
 /// Dropping the handle detaches the task; its errors are still logged and acted on. Aborting through the handle is not an
 /// error.
-#[allow(clippy::disallowed_methods)]
+#[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
 pub fn spawn<F, E>(kind: TaskKind, shutdown: &Shutdown, future: F) -> JoinHandle<()>
 where
     F: Future<Output = Result<(), E>> + Send + 'static,

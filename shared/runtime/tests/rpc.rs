@@ -1,5 +1,7 @@
 //! Token, TLS and port rules against a real server on a real socket.
 
+#![allow(clippy::disallowed_methods, clippy::expect_used, reason = "tests")]
+
 use std::net::SocketAddr;
 
 use tokio::net::TcpListener;

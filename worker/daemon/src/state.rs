@@ -262,6 +262,7 @@ impl StateDir {
 
 /// Replaces `path` so that a reader sees the old or the new content, also after a power cut: temporary name in the same
 /// directory, fsync, rename, fsync of the directory.
+#[expect(clippy::disallowed_methods, reason = "the worker's own state directory; synced here")]
 fn write_durable(path: &Path, bytes: &[u8]) -> Result<(), StateError> {
     let temporary = path.with_extension("tmp");
     let mut file = File::create(&temporary).map_err(io_error("create", &temporary))?;

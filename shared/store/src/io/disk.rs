@@ -1,6 +1,8 @@
 //! Durable changes of a POSIX directory: a temporary file in the same directory, fsync, one atomic call, fsync of the
 //! directory. What this does not do: it cannot make a drive honest that acknowledges writes it has not made.
 
+#![expect(clippy::disallowed_methods, reason = "the module that others are told to use instead")]
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, symlink};

@@ -8,6 +8,11 @@
 //! A check is the first four bytes of blake3. Kinds: 1 record (payload: an encoded `RankReport`), 2 acknowledged up to
 //! the number, 3 opened (payload: the kernel's boot id; number: the highest one given before).
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the worker's own state directory: the spool syncs file and directory itself"
+)]
+
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;

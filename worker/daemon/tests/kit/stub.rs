@@ -1,5 +1,7 @@
 //! A coordinator of the tests: the real services on a real loopback socket with real tokens; it decides nothing.
 
+#![allow(clippy::disallowed_methods, reason = "the stub's tasks end with the test")]
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
