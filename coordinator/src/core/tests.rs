@@ -577,3 +577,21 @@ fn a_directory_that_cannot_be_made_ready_is_waited_out() {
     }
     assert_eq!(asked(&world), 2);
 }
+
+#[test]
+fn j4_surplus_workers_wait_and_a_spare_takes_a_lost_rank() {
+    let mut world = World::running();
+    let (starts, stores) = (world.starts().len(), world.stores.len());
+    for spare in 3..13 {
+        world.join(spare, &format!("spare-{spare}"), None);
+    }
+    assert!(matches!(world.phase(), JobPhase::Running { .. }));
+    assert_eq!((world.starts().len(), world.stores.len()), (starts, stores), "a join changes no generation");
+    world.handle(Event::Gone { session: 2 });
+    world.join(20, "w1", None);
+    world.stopped(1, 0);
+    world.handle(Event::Gone { session: 20 });
+    world.prepare(StartPoint::default());
+    let workers: Vec<_> = world.core.jobs[&job()].record.ranks.iter().map(|place| place.worker.clone()).collect();
+    assert_eq!(workers, ["w0", "spare-10"], "the first of the spares takes the lost rank's number");
+}
