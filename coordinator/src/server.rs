@@ -164,7 +164,6 @@ async fn serve(
         response.headers_mut().insert(INCARNATION_HEADER, incarnation.clone());
         response
     });
-    let limit = rpc::MAX_MESSAGE_BYTES;
     let workers = WorkersService { owner: services.owner, shutdown: shutdown.clone() };
     let rendezvous = RendezvousService { stores: services.stores };
     rpc::server(tls.as_ref())?
@@ -172,8 +171,8 @@ async fn serve(
         .layer(AuthLayer::new(tokens))
         .add_service(health)
         .add_service(reflection)
-        .add_service(JobsServer::new(services.jobs).max_decoding_message_size(limit))
-        .add_service(WorkersServer::new(workers).max_decoding_message_size(limit))
+        .add_service(JobsServer::new(services.jobs).max_decoding_message_size(rpc::MAX_REQUEST_BYTES))
+        .add_service(WorkersServer::new(workers).max_decoding_message_size(rpc::MAX_MESSAGE_BYTES))
         .add_service(RendezvousServer::new(rendezvous))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move { shutdown.cancelled().await })
         .await

@@ -101,7 +101,7 @@ async fn refused_calls(endpoint: &Endpoint, state: &std::path::Path) {
     assert_eq!(code(call(bare, "/trainctl.v1.Jobs/Get").await), Code::Unauthenticated);
 
     let mut jobs = JobsClient::new(with(&owner).await).max_encoding_message_size(usize::MAX);
-    let request = v1::GetRequest { job: "x".repeat(rpc::MAX_MESSAGE_BYTES + 1) };
+    let request = v1::GetRequest { job: "x".repeat(rpc::MAX_REQUEST_BYTES + 1) };
     assert!(jobs.get(request).await.is_err(), "a message over the limit");
     let request = v1::SubmitRequest { spec_yaml: "\0: [".to_owned(), ..v1::SubmitRequest::default() };
     assert_eq!(jobs.submit(request).await.unwrap_err().code(), Code::InvalidArgument);

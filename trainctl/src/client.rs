@@ -60,7 +60,7 @@ pub(crate) async fn answers(located: &Located) -> bool {
 pub(crate) fn client(channel: AuthedChannel) -> Client {
     JobsClient::new(channel)
         .max_decoding_message_size(rpc::MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(rpc::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(rpc::MAX_REQUEST_BYTES)
 }
 
 fn process(endpoint: &Endpoint) -> String {
