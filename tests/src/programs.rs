@@ -45,14 +45,19 @@ fn have(names: &[&str], need: &str) -> bool {
     missing.is_none()
 }
 
-/// A Python with the module blake3 (`TRAINCTL_PYTHON`, else python3).
+/// A Python with the modules of tests/requirements.txt (`TRAINCTL_PYTHON`, else python3).
 pub fn python() -> Option<String> {
     let python = std::env::var("TRAINCTL_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let found = std::process::Command::new(&python).args(["-c", "import blake3"]).output();
+    let found = std::process::Command::new(&python).args(["-c", "import blake3, tokenizers"]).output();
     if found.is_ok_and(|output| output.status.success()) {
         return Some(python);
     }
-    lacks("python", &format!("{python} has no module blake3; `make test` installs it and names it in TRAINCTL_PYTHON"));
+    lacks(
+        "python",
+        &format!(
+            "{python} lacks a module of tests/requirements.txt; `make test` installs it and names it in TRAINCTL_PYTHON"
+        ),
+    );
     None
 }
 

@@ -17,4 +17,5 @@ mod malformed_specs;
 mod reading;
 mod resume;
 mod state_hash;
+mod tokenizer;
 mod world_sizes;
