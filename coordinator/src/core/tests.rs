@@ -124,6 +124,12 @@ impl World {
         self.handle(Event::Message { session, message: Box::new(message) });
     }
 
+    fn beat(&mut self, session: SessionId) {
+        let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
+        let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
+        self.handle(Event::Message { session, message: Box::new(message) });
+    }
+
     fn killed(&mut self, session: SessionId, rank: u32) {
         let exit = v1::TrainerExit { signal: Some(9), step: Some(5), ..v1::TrainerExit::default() };
         self.report(session, rank, Report::Exited(exit));
@@ -275,19 +281,14 @@ fn an_incomplete_save_of_a_dead_generation_is_given_up() {
 fn j6_a_broken_stream_is_unknown_and_a_lapsed_lease_is_lost() {
     let mut world = World::running();
     world.handle(Event::Gone { session: 2 });
-    let beat = |world: &mut World| {
-        let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
-        let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
-        world.handle(Event::Message { session: 1, message: Box::new(message) });
-    };
     for _ in 0..4 {
         world.later(Duration::from_secs(1));
-        beat(&mut world);
+        world.beat(1);
     }
     assert!(matches!(world.phase(), JobPhase::Running { .. }), "unreachable is not dead");
     for _ in 0..3 {
         world.later(Duration::from_secs(1));
-        beat(&mut world);
+        world.beat(1);
     }
     let JobPhase::Stopping { why: StopReason::Restart { cause }, .. } = world.phase() else {
         panic!("{:?}", world.phase())
@@ -515,11 +516,8 @@ fn j5_a_worker_that_leaves_in_order_is_external_however_often() {
         assert!(matches!(cause, Cause::WorkerLost { .. }), "{cause}");
         world.stopped(1, 0);
         world.later(Duration::from_secs(2));
-        for session in [1, 2] {
-            let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
-            let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
-            world.handle(Event::Message { session, message: Box::new(message) });
-        }
+        world.beat(1);
+        world.beat(2);
         world.prepare(StartPoint::default());
         for (session, rank) in [(1, 0), (2, 1)] {
             world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 10, start_time: 1 }));
@@ -564,16 +562,10 @@ fn a_directory_that_cannot_be_made_ready_is_waited_out() {
     let full = Cause::Storage { message: "no space left".to_owned() };
     world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Err(full))) });
     assert_eq!(world.phase(), JobPhase::Queued);
-    let beats = |world: &mut World| {
-        for session in [1, 2] {
-            let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
-            let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
-            world.handle(Event::Message { session, message: Box::new(message) });
-        }
-    };
     for _ in 0..3 {
         world.later(Duration::from_secs(2));
-        beats(&mut world);
+        world.beat(1);
+        world.beat(2);
     }
     assert_eq!(asked(&world), 2);
 }

@@ -46,14 +46,14 @@ impl Files for Machine {
 
 fn machine() -> Machine {
     Machine::new(&[
-        ("/work/configs/tiny.json", r#"{"model_type": "gpt2", "n_layer": 2, "layer_norm_epsilon": 1e-05}"#),
-        ("/work/configs/list.json", "[]"),
-        ("/work/data/b.idx", ""),
-        ("/work/data/b.bin", ""),
-        ("/work/data/a.idx", ""),
-        ("/work/data/a.bin", ""),
-        ("/work/data/half.idx", ""),
-        ("/work/tok/tokenizer.json", "{}"),
+        ("/project/configs/tiny.json", r#"{"model_type": "gpt2", "n_layer": 2, "layer_norm_epsilon": 1e-05}"#),
+        ("/project/configs/list.json", "[]"),
+        ("/project/data/b.idx", ""),
+        ("/project/data/b.bin", ""),
+        ("/project/data/a.idx", ""),
+        ("/project/data/a.bin", ""),
+        ("/project/data/half.idx", ""),
+        ("/project/tok/tokenizer.json", "{}"),
     ])
 }
 
@@ -74,18 +74,18 @@ optimizer: {lr: 1e-3}
 
 fn resolved(source: &str, overrides: &[Override]) -> Resolved {
     let parsed = parse(source, "job.yaml", overrides, &BTreeMap::new()).unwrap_or_else(|faults| panic!("{faults}"));
-    resolve(parsed, Path::new("/work"), &machine())
+    resolve(parsed, Path::new("/project"), &machine())
 }
 
 #[test]
 fn everything_is_filled_in() {
     let machine = {
         let mut machine = machine();
-        machine.files.remove(Path::new("/work/data/half.idx"));
+        machine.files.remove(Path::new("/project/data/half.idx"));
         machine
     };
     let parsed = parse(JOB, "job.yaml", &[], &BTreeMap::new()).unwrap();
-    let Resolved { spec, faults, .. } = resolve(parsed, Path::new("/work"), &machine);
+    let Resolved { spec, faults, .. } = resolve(parsed, Path::new("/project"), &machine);
     assert!(faults.is_empty(), "{faults}");
     insta::assert_snapshot!(spec.to_yaml().unwrap());
     assert_eq!(JobSpec::from_yaml(&spec.to_yaml().unwrap()).unwrap(), spec);
@@ -109,5 +109,5 @@ fn what_is_missing_is_named_once() {
 fn faults_of_a_flat_blend_point_at_their_line() {
     let source = JOB.replace("data/*", "\n    - 0.5\n    - data/a\n    - 0.5\n    - data/gone");
     let faults = resolved(&source, &[]).faults.to_string();
-    assert!(faults.starts_with("job.yaml:10: dataset.paths[3]: /work/data/gone: "), "{faults}");
+    assert!(faults.starts_with("job.yaml:10: dataset.paths[3]: /project/data/gone: "), "{faults}");
 }
