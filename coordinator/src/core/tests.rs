@@ -50,13 +50,19 @@ impl World {
         Self { core, now: Duration::from_secs(100), sent, journal, io, stores, generation: 1, seq: BTreeMap::new() }
     }
 
-    /// A world in which the job runs on two workers, at generation 2.
-    fn running() -> Self {
+    /// A world in which generation 2 of the job was started on two workers.
+    fn forming() -> Self {
         let mut world = Self::new();
         world.submit();
         world.join(1, "w0", None);
         world.join(2, "w1", None);
         world.prepare(StartPoint::default());
+        world
+    }
+
+    /// A world in which the job runs on two workers, at generation 2.
+    fn running() -> Self {
+        let mut world = Self::forming();
         for (session, rank) in [(1, 0), (2, 1)] {
             world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 10 + rank, start_time: 1 }));
             world.report(session, rank, Report::Formed(v1::Formed {}));
@@ -208,11 +214,7 @@ fn a_job_forms_when_its_workers_are_there_and_seals_its_store() {
 
 #[test]
 fn the_journal_precedes_the_starts() {
-    let mut world = World::new();
-    world.submit();
-    world.join(1, "w0", None);
-    world.join(2, "w1", None);
-    world.prepare(StartPoint::default());
+    let world = World::forming();
     let forming = |record: &JobRecord| matches!(record.phase, JobPhase::Forming { .. }) && record.ranks.len() == 2;
     assert!(world.journal.iter().any(forming), "a successor must know who carries the ranks");
 }
@@ -346,11 +348,7 @@ fn a_restarted_coordinator_adopts_a_running_generation_without_touching_it() {
 
 #[test]
 fn a_formation_that_lost_its_coordinator_is_given_up_without_charge() {
-    let mut world = World::new();
-    world.submit();
-    world.join(1, "w0", None);
-    world.join(2, "w1", None);
-    world.prepare(StartPoint::default());
+    let world = World::forming();
     let record = world.journal.last().cloned().unwrap();
     assert!(matches!(record.phase, JobPhase::Forming { .. }));
     let mut successor = World { generation: world.generation, ..World::new() };
@@ -366,11 +364,7 @@ fn a_formation_that_lost_its_coordinator_is_given_up_without_charge() {
 
 #[test]
 fn j7_a_start_that_may_not_have_arrived_is_sent_again_under_its_own_id() {
-    let mut world = World::new();
-    world.submit();
-    world.join(1, "w0", None);
-    world.join(2, "w1", None);
-    world.prepare(StartPoint::default());
+    let mut world = World::forming();
     world.handle(Event::Gone { session: 2 });
     world.join(3, "w1", None);
     let ids: Vec<_> = world
@@ -448,11 +442,7 @@ fn j6_workers_that_all_vanish_are_lost_after_the_doubt() {
 
 #[test]
 fn a_start_that_never_arrived_does_not_hold_up_the_end_of_its_generation() {
-    let mut world = World::new();
-    world.submit();
-    world.join(1, "w0", None);
-    world.join(2, "w1", None);
-    world.prepare(StartPoint::default());
+    let mut world = World::forming();
     world.handle(Event::Gone { session: 2 });
     world.report(1, 0, Report::Started(v1::TrainerStarted { pid: 10, start_time: 1 }));
     world.killed(1, 0);
