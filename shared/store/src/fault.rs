@@ -1,20 +1,30 @@
 //! Fail points: every mutating call names one, so that a test can kill, freeze or fail a real process exactly there.
 //!
-//! `TRAINCTL_FAULT=point:nth:what[,…]` with `what` = `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself) or `eio`.
-//! `nth` counts from 1. A point may be followed by a stage: `commit.manifest` is before the call does anything,
-//! `commit.manifest.temp` after its temporary file is written and synced, `commit.manifest.done` after the new name is
-//! durable. Without the variable a hit is one atomic load.
+//! `TRAINCTL_FAULT=where:nth:what[,…]`. `where` is one of
+//! - a point: `commit.manifest` is before the call does anything, `commit.manifest.temp` after its temporary file is written
+//!   and synced, `commit.manifest.done` after the new name is durable;
+//! - a sync of a point: `commit.manifest.fsync` (of a file), `commit.manifest.fsync_dir` (of a directory);
+//! - `*`: any system call that changes a file system. [`crate::io`] makes all of them and counts them over the process.
+//!
+//! `nth` counts from 1, `*` means each. `what` is `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself), `hang` (this thread
+//! goes no further), the error with which the call fails (`eio`, `enospc`, `edquot`, `erofs`), or, for a sync only, `skip`: it
+//! is left out, as by a programmer who forgot it. Without the variable a hit is one look at an empty list.
 
 use std::collections::HashMap;
 use std::io;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, raise};
 
 /// The variable that names the fault.
 pub const ENV: &str = "TRAINCTL_FAULT";
 
-/// The name of a mutating call's place in the program.
+/// Any system call that changes a file system.
+const ANY_CALL: &str = "*";
+
+/// The name of a place in the program where a call changes a directory, or reads a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FailPoint(pub &'static str);
 
@@ -37,6 +47,10 @@ points! {
     HOLDER_RELEASE = "holder.release";
     /// Removing what a killed predecessor left of a rewrite.
     HOLDER_SWEEP = "holder.sweep";
+    /// Reading a manifest in order to load its checkpoint.
+    LOAD_MANIFEST = "load.manifest";
+    /// Reading a part of a shard, to load it or to export it.
+    LOAD_BLOCK = "load.block";
     /// Making a directory.
     MAKE_DIRECTORY = "directory.make";
     /// Writing a shard, or another file of a checkpoint.
@@ -71,6 +85,8 @@ points! {
     PIN_REMOVE = "pin.remove";
     /// Appending a row.
     ROW_APPEND = "rows.append";
+    /// Making the appended rows durable.
+    ROW_SYNC = "rows.sync";
     /// Taking over a file of rows.
     ROW_OPEN = "rows.open";
     /// Cutting the torn tail of a failed append.
@@ -79,7 +95,7 @@ points! {
     ROW_CUT = "rows.cut";
 }
 
-/// How far a mutating call has come.
+/// How far a call has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Nothing is done yet.
@@ -100,6 +116,24 @@ impl Stage {
     }
 }
 
+/// What a sync makes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Synced {
+    /// The bytes of a file.
+    File,
+    /// The names in a directory.
+    Directory,
+}
+
+impl Synced {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::File => ".fsync",
+            Self::Directory => ".fsync_dir",
+        }
+    }
+}
+
 /// What happens at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -107,15 +141,63 @@ pub enum Action {
     Exit,
     /// SIGSTOP to this process; it goes on after SIGCONT.
     Stop,
-    /// The call fails with EIO.
-    Eio,
+    /// This thread goes no further; the others do.
+    Hang,
+    /// The call fails with this error.
+    Fail(Errno),
+    /// A sync reports success without having been made.
+    Skip,
+}
+
+impl FromStr for Action {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Ok(match text {
+            "exit" => Self::Exit,
+            "stop" => Self::Stop,
+            "hang" => Self::Hang,
+            "skip" => Self::Skip,
+            "eio" => Self::Fail(Errno::EIO),
+            "enospc" => Self::Fail(Errno::ENOSPC),
+            "edquot" => Self::Fail(Errno::EDQUOT),
+            "erofs" => Self::Fail(Errno::EROFS),
+            _ => return Err(()),
+        })
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Rule {
-    point: String,
-    nth: u64,
+    place: String,
+    /// `None`: each time.
+    nth: Option<u64>,
     action: Action,
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || -> Option<Self> {
+            let mut fields = text.split(':');
+            let (place, nth, action) = (fields.next()?, fields.next()?, fields.next()?.parse().ok()?);
+            let nth = match nth {
+                "*" => None,
+                nth => Some(nth.parse().ok().filter(|nth| *nth > 0)?),
+            };
+            let leaves_out_no_sync = action == Action::Skip && !place.contains(Synced::File.suffix());
+            if place.is_empty() || fields.next().is_some() || leaves_out_no_sync {
+                return None;
+            }
+            Some(Self { place: place.to_owned(), nth, action })
+        };
+        parse().ok_or_else(|| {
+            format!(
+                "`{text}` is not `point:nth:exit|stop|hang|eio|enospc|edquot|erofs` or `point.fsync[_dir]:nth:skip`"
+            )
+        })
+    }
 }
 
 /// The faults of a process, and how often each point was reached.
@@ -156,27 +238,7 @@ impl Faults {
     /// # Errors
     /// A sentence that says which part is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut rules = Vec::new();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let bad = || format!("`{part}` is not `point:nth:exit|stop|eio`");
-            let mut fields = part.split(':');
-            let (Some(point), Some(nth), Some(action), None) =
-                (fields.next(), fields.next(), fields.next(), fields.next())
-            else {
-                return Err(bad());
-            };
-            let nth: u64 = nth.parse().map_err(|_| bad())?;
-            let action = match action {
-                "exit" => Action::Exit,
-                "stop" => Action::Stop,
-                "eio" => Action::Eio,
-                _ => return Err(bad()),
-            };
-            if nth == 0 || point.is_empty() {
-                return Err(bad());
-            }
-            rules.push(Rule { point: point.to_owned(), nth, action });
-        }
+        let rules = text.split(',').filter(|part| !part.is_empty()).map(str::parse).collect::<Result<_, _>>()?;
         Ok(Self { rules, ..Self::default() })
     }
 
@@ -185,45 +247,61 @@ impl Faults {
         Arc::new(Self { trace: true, ..Self::default() })
     }
 
-    /// The points hit so far with their stages, in order. Empty unless made by [`Faults::tracing`].
+    /// What was passed so far, in order: points with their stages, syncs, and `*` for each system call. Empty unless made by
+    /// [`Faults::tracing`].
     pub fn trace(&self) -> Vec<String> {
         self.hits.lock().unwrap_or_else(PoisonError::into_inner).order.clone()
     }
 
     /// Passes a point; acts if a rule says so.
     pub(crate) fn hit(&self, point: FailPoint, stage: Stage) -> io::Result<()> {
+        self.pass(point.0, stage.suffix()).map(|_| ())
+    }
+
+    /// Passes a system call that changes a file system.
+    pub(crate) fn call(&self) -> io::Result<()> {
+        self.pass(ANY_CALL, "").map(|_| ())
+    }
+
+    /// Passes a sync, which is such a call too. Whether it is to be made.
+    pub(crate) fn sync(&self, point: FailPoint, what: Synced) -> io::Result<bool> {
+        self.call()?;
+        self.pass(point.0, what.suffix())
+    }
+
+    /// Whether the program goes on as it would without faults.
+    fn pass(&self, place: &str, suffix: &str) -> io::Result<bool> {
         if self.rules.is_empty() && !self.trace {
-            return Ok(());
+            return Ok(true);
         }
-        let name = format!("{}{}", point.0, stage.suffix());
+        let place = format!("{place}{suffix}");
         let count = {
             let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
             if self.trace {
-                hits.order.push(name.clone());
+                hits.order.push(place.clone());
             }
-            let count = hits.counts.entry(name.clone()).or_insert(0);
+            let count = hits.counts.entry(place.clone()).or_insert(0);
             *count += 1;
             *count
         };
-        match self.rules.iter().find(|rule| rule.point == name && rule.nth == count) {
+        match self.rules.iter().find(|rule| rule.place == place && rule.nth.is_none_or(|nth| nth == count)) {
             Some(rule) => act(rule.action),
-            None => Ok(()),
+            None => Ok(true),
         }
     }
 }
 
-fn act(action: Action) -> io::Result<()> {
+fn act(action: Action) -> io::Result<bool> {
     match action {
-        Action::Exit => {
-            raise(Signal::SIGKILL)?;
-            Ok(())
-        }
-        Action::Stop => {
-            raise(Signal::SIGSTOP)?;
-            Ok(())
-        }
-        Action::Eio => Err(io::Error::from_raw_os_error(nix::errno::Errno::EIO as i32)),
+        Action::Exit => raise(Signal::SIGKILL)?,
+        Action::Stop => raise(Signal::SIGSTOP)?,
+        Action::Hang => loop {
+            std::thread::park();
+        },
+        Action::Fail(errno) => return Err(errno.into()),
+        Action::Skip => return Ok(false),
     }
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -240,9 +318,28 @@ mod tests {
     }
 
     #[test]
+    fn each_system_call_counts_and_each_sync_can_be_left_out() {
+        let faults = Faults::parse("*:3:enospc,commit.config.fsync:*:skip").unwrap();
+        assert!(faults.call().is_ok());
+        assert!(!faults.sync(FailPoint::COMMIT_CONFIG, Synced::File).unwrap());
+        let full = faults.sync(FailPoint::COMMIT_LOSSES, Synced::File).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        assert!(!faults.sync(FailPoint::COMMIT_CONFIG, Synced::File).unwrap());
+        assert!(faults.sync(FailPoint::COMMIT_CONFIG, Synced::Directory).unwrap());
+    }
+
+    #[test]
     fn malformed_faults_are_named() {
-        for text in ["x", "x:0:exit", "x:1:boom", ":1:exit", "x:1:exit:y"] {
+        for text in ["x", "x:0:exit", "x:1:boom", ":1:exit", "x:1:exit:y", "commit.config:1:skip"] {
             assert!(Faults::parse(text).unwrap_err().contains(text));
         }
+    }
+
+    #[test]
+    fn no_two_points_have_one_name() {
+        let mut names: Vec<_> = FailPoint::ALL.iter().map(|point| point.0).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FailPoint::ALL.len());
     }
 }

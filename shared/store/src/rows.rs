@@ -81,7 +81,7 @@ impl RowFile {
         if let Some(bytes) = &old {
             disk.put_durable(&key, &bytes[..size as usize], FailPoint::ROW_OPEN)?;
         }
-        let file = disk.open_append(&key)?;
+        let file = disk.open_append(&key, FailPoint::ROW_OPEN)?;
         let rows = Self { disk, key, file, fence, order, size, last_step, repaired };
         if repaired > 0 {
             tracing::warn!(path = %rows.path().display(), bytes = repaired, "removed a row that was cut off");
@@ -134,7 +134,7 @@ impl RowFile {
         }
         self.settle()?;
         line.push('\n');
-        self.disk.append(&self.key, &mut self.file, line.as_bytes(), FailPoint::ROW_APPEND)?;
+        self.disk.append(&self.key, &self.file, line.as_bytes(), FailPoint::ROW_APPEND)?;
         self.size += line.len() as u64;
         self.last_step = step.or(self.last_step);
         Ok(Appended::Written)
@@ -159,7 +159,7 @@ impl RowFile {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(|e| Error::io("sync", self.path(), e))
+        self.disk.sync_file(&self.key, &self.file, FailPoint::ROW_SYNC)
     }
 
     /// Moves the rows after `step` (`None`: all) to the end of the file `abandoned`; the next append may bring those steps
@@ -182,8 +182,8 @@ impl RowFile {
         if later.is_empty() {
             return Ok(0);
         }
-        let mut archive = Self::open(abandoned, Order::AsAppended)?;
-        archive.disk.append(&archive.key, &mut archive.file, later, FailPoint::ROW_CUT)?;
+        let archive = Self::open(abandoned, Order::AsAppended)?;
+        archive.disk.append(&archive.key, &archive.file, later, FailPoint::ROW_CUT)?;
         archive.sync()?;
         self.disk.truncate(&self.key, &self.file, offset as u64, FailPoint::ROW_CUT)?;
         (self.size, self.last_step) = (offset as u64, last);

@@ -1,15 +1,14 @@
 //! Durable changes of a POSIX directory: a temporary file in the same directory, fsync, one atomic call, fsync of the
 //! directory. What this does not do: it cannot make a drive honest that acknowledges writes it has not made.
 
-#![expect(clippy::disallowed_methods, reason = "the module that others are told to use instead")]
-
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::calls::Calls;
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults, Stage};
 
@@ -54,7 +53,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Disk {
     root: PathBuf,
-    faults: Arc<Faults>,
+    calls: Calls,
 }
 
 impl Disk {
@@ -67,7 +66,7 @@ impl Disk {
     pub fn with_faults(root: impl Into<PathBuf>, faults: Arc<Faults>) -> Self {
         let root: PathBuf = root.into();
         let root = if root.as_os_str().is_empty() { PathBuf::from(".") } else { root };
-        Self { root, faults }
+        Self { root, calls: Calls::new(faults) }
     }
 
     /// The directory.
@@ -184,9 +183,15 @@ impl Disk {
         }
         self.hit(FailPoint::MAKE_DIRECTORY, Stage::Before, &path)?;
         let missing: Vec<_> = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.is_dir()).collect();
-        fs::create_dir_all(&path).map_err(|e| Error::io("make the directory", &path, e))?;
+        for directory in missing.iter().rev() {
+            match self.calls.create_dir(directory) {
+                // Another rank was faster.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
+                other => other.map_err(|e| Error::io("make the directory", directory, e))?,
+            }
+        }
         for made in missing {
-            sync_directory(parent(made))?;
+            self.sync_directory(parent(made), FailPoint::MAKE_DIRECTORY)?;
         }
         self.hit(FailPoint::MAKE_DIRECTORY, Stage::Done, &path)
     }
@@ -203,24 +208,24 @@ impl Disk {
         self.hit(point, Stage::Before, &path)?;
         let temp = temp_path(&path);
         let write = || -> Result<Created> {
-            write_new(&temp, bytes)?;
+            self.write_new(&temp, bytes, point)?;
             self.hit(point, Stage::Temp, &path)?;
-            match fs::hard_link(&temp, &path) {
+            match self.calls.hard_link(&temp, &path) {
                 Ok(()) => Ok(Created::New),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                     // A retransmitted NFS call reports its own success as "exists"; the second link gives it away.
                     let links = fs::metadata(&temp).map(|m| m.nlink()).unwrap_or(1);
                     Ok(if links == 2 { Created::New } else { Created::Exists })
                 }
-                Err(e) if links_refused(&e) => create_exclusive(&path, bytes),
+                Err(e) if links_refused(&e) => self.create_exclusive(&path, bytes, point),
                 Err(e) => Err(Error::io("create", &path, e)),
             }
         };
         let outcome = write();
-        let cleaned = fs::remove_file(&temp);
+        let cleaned = self.calls.remove_file(&temp);
         let outcome = outcome?;
         cleaned.map_err(|e| Error::io("remove", &temp, e))?;
-        sync_directory(parent(&path))?;
+        self.sync_directory(parent(&path), point)?;
         self.hit(point, Stage::Done, &path)?;
         Ok(outcome)
     }
@@ -245,9 +250,8 @@ impl Disk {
         self.make_parent(key)?;
         self.hit(point, Stage::Before, &path)?;
         let temp = temp_path(&path);
-        let file =
-            OpenOptions::new().write(true).create_new(true).open(&temp).map_err(|e| Error::io("create", &temp, e))?;
-        Ok(FileWriter { file, temp, path, point, faults: Arc::clone(&self.faults), finished: false })
+        let file = self.calls.create_new(&temp).map_err(|e| Error::io("create", &temp, e))?;
+        Ok(FileWriter { file, temp, path, point, calls: self.calls.clone(), finished: false })
     }
 
     /// Points a symlink at `target` (a relative name) in one atomic step (C3): the name is never absent in between. Where
@@ -260,18 +264,18 @@ impl Disk {
         self.make_parent(key)?;
         self.hit(point, Stage::Before, &path)?;
         let temp = temp_path(&path);
-        match symlink(target, &temp) {
+        match self.calls.symlink(target, &temp) {
             Err(e) if links_refused(&e) => return self.put_durable(key, format!("{target}\n").as_bytes(), point),
             other => other.map_err(|e| Error::io("make the symlink", &temp, e))?,
         }
         let swap = self
             .hit(point, Stage::Temp, &path)
-            .and_then(|()| fs::rename(&temp, &path).map_err(|e| Error::io("swap the symlink", &path, e)));
+            .and_then(|()| self.calls.rename(&temp, &path).map_err(|e| Error::io("swap the symlink", &path, e)));
         if swap.is_err() {
-            remove_quietly(&temp);
+            remove_quietly(&self.calls, &temp);
         }
         swap?;
-        sync_directory(parent(&path))?;
+        self.sync_directory(parent(&path), point)?;
         self.hit(point, Stage::Done, &path)
     }
 
@@ -283,9 +287,9 @@ impl Disk {
         let (source, path) = (self.path(from)?, self.path(to)?);
         self.make_parent(to)?;
         self.hit(point, Stage::Before, &path)?;
-        fs::rename(&source, &path).map_err(|e| Error::io("rename", &source, e))?;
-        sync_directory(parent(&path))?;
-        sync_directory(parent(&source))?;
+        self.calls.rename(&source, &path).map_err(|e| Error::io("rename", &source, e))?;
+        self.sync_directory(parent(&path), point)?;
+        self.sync_directory(parent(&source), point)?;
         self.hit(point, Stage::Done, &path)
     }
 
@@ -296,9 +300,9 @@ impl Disk {
     pub fn remove_file(&self, key: &str, point: FailPoint) -> Result<bool> {
         let path = self.path(key)?;
         self.hit(point, Stage::Before, &path)?;
-        let removed = absent_is_none(fs::remove_file(&path), "remove", &path)?.is_some();
+        let removed = absent_is_none(self.calls.remove_file(&path), "remove", &path)?.is_some();
         if removed {
-            sync_directory(parent(&path))?;
+            self.sync_directory(parent(&path), point)?;
         }
         self.hit(point, Stage::Done, &path)?;
         Ok(removed)
@@ -311,9 +315,9 @@ impl Disk {
     pub fn remove_tree(&self, key: &str, point: FailPoint) -> Result<bool> {
         let path = self.path(key)?;
         self.hit(point, Stage::Before, &path)?;
-        let removed = absent_is_none(fs::remove_dir_all(&path), "remove", &path)?.is_some();
+        let removed = absent_is_none(self.calls.remove_dir_all(&path), "remove", &path)?.is_some();
         if removed {
-            sync_directory(parent(&path))?;
+            self.sync_directory(parent(&path), point)?;
         }
         self.hit(point, Stage::Done, &path)?;
         Ok(removed)
@@ -326,18 +330,32 @@ impl Disk {
     pub fn sync_dir(&self, key: &str, point: FailPoint) -> Result<()> {
         let path = self.path(key)?;
         self.hit(point, Stage::Before, &path)?;
-        sync_directory(&path)
+        self.sync_directory(&path, point)
     }
 
-    /// Opens a file for appending, made if missing.
+    /// Opens a file for appending; made, durably, if it is missing.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
-    pub(crate) fn open_append(&self, key: &str) -> Result<File> {
+    pub(crate) fn open_append(&self, key: &str, point: FailPoint) -> Result<File> {
         let path = self.path(key)?;
         self.make_parent(key)?;
-        let file = OpenOptions::new().read(true).append(true).create(true).open(&path);
-        file.map_err(|e| Error::io("open", &path, e))
+        let missing = !path.exists();
+        let file = self.calls.open_append(&path).map_err(|e| Error::io("open", &path, e))?;
+        if missing {
+            self.sync_directory(parent(&path), point)?;
+        }
+        Ok(file)
+    }
+
+    /// Makes what was written to an open file durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub(crate) fn sync_file(&self, key: &str, file: &File, point: FailPoint) -> Result<()> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        self.calls.sync_file(file, point).map_err(|e| Error::io("sync", &path, e))
     }
 
     /// Whether `key` still names the open file.
@@ -349,15 +367,10 @@ impl Disk {
     }
 
     /// Appends with one write call; a short write is an error and leaves a torn tail, which the next open repairs.
-    pub(crate) fn append(&self, key: &str, file: &mut File, bytes: &[u8], point: FailPoint) -> Result<()> {
+    pub(crate) fn append(&self, key: &str, file: &File, bytes: &[u8], point: FailPoint) -> Result<()> {
         let path = self.path(key)?;
         self.hit(point, Stage::Before, &path)?;
-        let written = loop {
-            match file.write(bytes) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                other => break other.map_err(|e| Error::io("append to", &path, e))?,
-            }
-        };
+        let written = self.calls.write(file, bytes).map_err(|e| Error::io("append to", &path, e))?;
         if written != bytes.len() {
             let short = io::Error::new(io::ErrorKind::StorageFull, format!("{written} of {} bytes fit", bytes.len()));
             return Err(Error::io("append to", &path, short));
@@ -369,7 +382,8 @@ impl Disk {
     pub(crate) fn truncate(&self, key: &str, file: &File, size: u64, point: FailPoint) -> Result<()> {
         let path = self.path(key)?;
         self.hit(point, Stage::Before, &path)?;
-        file.set_len(size).and_then(|()| file.sync_all()).map_err(|e| Error::io("cut", &path, e))?;
+        let cut = self.calls.set_len(file, size).and_then(|()| self.calls.sync_file(file, point));
+        cut.map_err(|e| Error::io("cut", &path, e))?;
         self.hit(point, Stage::Done, &path)
     }
 
@@ -388,8 +402,36 @@ impl Disk {
         self.make_dir(key.rsplit_once('/').map_or("", |(directory, _)| directory))
     }
 
+    /// Passes a point of code that only reads.
+    pub(crate) fn pass(&self, key: &str, point: FailPoint) -> Result<()> {
+        let path = self.path(key)?;
+        self.calls.hit(point, Stage::Before).map_err(|e| Error::io("read", path, e))
+    }
+
     fn hit(&self, point: FailPoint, stage: Stage, path: &Path) -> Result<()> {
-        self.faults.hit(point, stage).map_err(|e| Error::io("write", path, e))
+        self.calls.hit(point, stage).map_err(|e| Error::io("write", path, e))
+    }
+
+    fn sync_directory(&self, path: &Path, point: FailPoint) -> Result<()> {
+        self.calls.sync_dir(path, point).map_err(|e| Error::io("sync", path, e))
+    }
+
+    fn write_new(&self, path: &Path, bytes: &[u8], point: FailPoint) -> Result<()> {
+        let write = || -> io::Result<()> {
+            let file = self.calls.create_new(path)?;
+            self.calls.write_all(&file, bytes)?;
+            self.calls.sync_file(&file, point)
+        };
+        write().map_err(|e| Error::io("write", path, e))
+    }
+
+    /// For file systems without hard links.
+    fn create_exclusive(&self, path: &Path, bytes: &[u8], point: FailPoint) -> Result<Created> {
+        match self.write_new(path, bytes, point) {
+            Ok(()) => Ok(Created::New),
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -400,7 +442,7 @@ pub struct FileWriter {
     temp: PathBuf,
     path: PathBuf,
     point: FailPoint,
-    faults: Arc<Faults>,
+    calls: Calls,
     finished: bool,
 }
 
@@ -410,7 +452,7 @@ impl FileWriter {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|e| Error::io("write", &self.path, e))
+        self.calls.write_all(&self.file, bytes).map_err(|e| Error::io("write", &self.path, e))
     }
 
     /// Syncs, gives the file its name and syncs the directory.
@@ -419,21 +461,23 @@ impl FileWriter {
     /// [`Error::Io`].
     pub fn finish(mut self) -> Result<()> {
         let publish = || -> io::Result<()> {
-            self.file.sync_all()?;
-            self.faults.hit(self.point, Stage::Temp)?;
-            fs::rename(&self.temp, &self.path)
+            self.calls.sync_file(&self.file, self.point)?;
+            self.calls.hit(self.point, Stage::Temp)?;
+            self.calls.rename(&self.temp, &self.path)
         };
         publish().map_err(|e| Error::io("write", &self.path, e))?;
         self.finished = true;
-        sync_directory(parent(&self.path))?;
-        self.faults.hit(self.point, Stage::Done).map_err(|e| Error::io("write", &self.path, e))
+        let done = || {
+            self.calls.sync_dir(parent(&self.path), self.point).and_then(|()| self.calls.hit(self.point, Stage::Done))
+        };
+        done().map_err(|e| Error::io("write", &self.path, e))
     }
 }
 
 impl Drop for FileWriter {
     fn drop(&mut self) {
         if !self.finished {
-            remove_quietly(&self.temp);
+            remove_quietly(&self.calls, &self.temp);
         }
     }
 }
@@ -459,39 +503,14 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(|e| Error::io("write", path, e))
-}
-
-fn create_exclusive(path: &Path, bytes: &[u8]) -> Result<Created> {
-    match write_new(path, bytes) {
-        Ok(()) => Ok(Created::New),
-        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
-        Err(e) => Err(e),
-    }
-}
-
 fn links_refused(e: &io::Error) -> bool {
     use nix::errno::Errno;
     let refused = [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
     e.raw_os_error().is_some_and(|code| refused.contains(&Errno::from_raw(code)))
 }
 
-fn sync_directory(path: &Path) -> Result<()> {
-    match File::open(path).and_then(|directory| directory.sync_all()) {
-        // Some network file systems cannot sync a directory; they make names durable by themselves.
-        Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        other => other.map_err(|e| Error::io("sync", path, e)),
-    }
-}
-
-fn remove_quietly(path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
+fn remove_quietly(calls: &Calls, path: &Path) {
+    if let Err(error) = calls.remove_file(path) {
         tracing::debug!(path = %path.display(), %error, "a temporary file stays");
     }
 }

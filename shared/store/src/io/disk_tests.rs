@@ -62,8 +62,8 @@ fn where_hard_links_are_refused_the_first_creator_still_wins() {
     let (_dir, disk) = disk();
     disk.make_dir("").unwrap();
     let path = disk.path("1").unwrap();
-    assert_eq!(create_exclusive(&path, b"a").unwrap(), Created::New);
-    assert_eq!(create_exclusive(&path, b"b").unwrap(), Created::Exists);
+    assert_eq!(disk.create_exclusive(&path, b"a", FailPoint::NUMBER_TAKE).unwrap(), Created::New);
+    assert_eq!(disk.create_exclusive(&path, b"b", FailPoint::NUMBER_TAKE).unwrap(), Created::Exists);
     assert_eq!(disk.read("1").unwrap().as_deref(), Some(&b"a"[..]));
     assert!(links_refused(&io::Error::from_raw_os_error(nix::errno::Errno::EOPNOTSUPP as i32)));
     assert!(!links_refused(&io::Error::from_raw_os_error(nix::errno::Errno::EIO as i32)));

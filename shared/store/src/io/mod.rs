@@ -3,6 +3,7 @@
 //! [`Disk`] does the work on a POSIX directory and blocks; [`Io`] is the same for async code, each call on tokio's
 //! blocking pool. Every mutating call names a [`FailPoint`].
 
+mod calls;
 mod disk;
 
 use std::path::{Path, PathBuf};

@@ -8,6 +8,7 @@ use safetensors::tensor::Metadata;
 
 use super::{BLOCK_BYTES, SLICES, Slice, Slices};
 use crate::error::{Error, Result};
+use crate::fault::FailPoint;
 use crate::io::Disk;
 use crate::layout::{CheckpointName, MANIFEST, Section};
 use crate::manifest::Manifest;
@@ -63,6 +64,7 @@ impl ShardReader {
     pub fn open(root: impl Into<PathBuf>, name: CheckpointName, manifest_hash: Option<&str>) -> Result<Self> {
         let disk = Disk::new(root);
         let not_committed = || Error::NotCommitted { name: name.to_string() };
+        disk.pass(&name.key(MANIFEST), FailPoint::LOAD_MANIFEST)?;
         let bytes = disk.read(&name.key(MANIFEST))?.ok_or_else(not_committed)?;
         let path = disk.path(&name.key(MANIFEST))?;
         let (manifest, hash) = Manifest::parse(&bytes).map_err(|fault| Error::Manifest { path, fault })?;
@@ -256,6 +258,7 @@ impl ShardReader {
         bytes.resize(size, 0);
         let record_hash = record.block_blake3.get(block as usize).cloned();
         let key = self.manifest.name.key(&record.path);
+        self.disk.pass(&key, FailPoint::LOAD_BLOCK)?;
         self.disk.read_range(&key, start, &mut bytes)?;
         let found = blake3::hash(&bytes).to_hex();
         if record_hash.as_deref() != Some(found.as_str()) {
