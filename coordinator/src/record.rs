@@ -1,6 +1,7 @@
 //! What the journal keeps of one job.
 
 use serde::{Deserialize, Serialize};
+use trainctl_spec::start::{DataPhase, Keep};
 use trainctl_spec::state::JobPhase;
 use trainctl_spec::{Generation, JobId, Term};
 
@@ -74,6 +75,15 @@ pub struct StartPoint {
     pub manifest_blake3: String,
     /// First zero-based step to compute.
     pub step: u64,
+    /// Directory or URL that holds the checkpoint; empty = where the run's own are.
+    #[serde(default)]
+    pub store: String,
+    /// What is taken of it besides the weights.
+    #[serde(default)]
+    pub keep: Keep,
+    /// Which samples follow.
+    #[serde(default)]
+    pub phase: DataPhase,
 }
 
 /// Who carries a rank.

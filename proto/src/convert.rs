@@ -6,6 +6,7 @@
 use std::path::{Component, Path};
 
 use trainctl_spec::report;
+use trainctl_spec::start::{DataPhase, Keep, StartFrom};
 use trainctl_spec::state::exit::ProcessExit;
 use trainctl_spec::{Generation, JobId, Step, Term};
 
@@ -321,7 +322,13 @@ impl TryFrom<v1::ShardsDurable> for report::ShardReport {
             let reason = format!("{:?} is not the name of a directory", wire.checkpoint);
             return Err(invalid("shards.checkpoint", reason));
         }
+        let kind = match wire.kind() {
+            v1::SaveKind::Full => report::SaveKind::Full,
+            v1::SaveKind::Weights => report::SaveKind::Weights,
+            v1::SaveKind::Unspecified => return Err(ProtocolError::Missing("shards.kind")),
+        };
         Ok(Self {
+            kind,
             step: wire.step,
             checkpoint: wire.checkpoint,
             files: wire.files.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
@@ -329,6 +336,9 @@ impl TryFrom<v1::ShardsDurable> for report::ShardReport {
             consumed_samples: wire.consumed_samples,
             train_loss: wire.train_loss,
             val_losses: wire.val_losses.into_iter().collect(),
+            corpora: wire.corpora.into_iter().collect(),
+            stall_seconds: wire.stall_seconds,
+            write_seconds: wire.write_seconds,
         })
     }
 }
@@ -345,7 +355,54 @@ impl TryFrom<&report::ShardReport> for v1::ShardsDurable {
             consumed_samples: report.consumed_samples,
             train_loss: report.train_loss,
             val_losses: report.val_losses.clone().into_iter().collect(),
+            kind: match report.kind {
+                report::SaveKind::Full => v1::SaveKind::Full,
+                report::SaveKind::Weights => v1::SaveKind::Weights,
+            }
+            .into(),
+            corpora: report.corpora.clone().into_iter().collect(),
+            stall_seconds: report.stall_seconds,
+            write_seconds: report.write_seconds,
         })
+    }
+}
+
+impl TryFrom<v1::CheckpointRef> for StartFrom {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::CheckpointRef) -> Result<Self, ProtocolError> {
+        let manifest_blake3 = hex(&digest(&wire.manifest_blake3, "start_from.manifest_blake3")?);
+        let keep = Keep { optimizer: wire.keep_optimizer, data: wire.keep_data, schedule: wire.keep_schedule };
+        Ok(Self { store: wire.store, name: wire.name, manifest_blake3, keep })
+    }
+}
+
+impl TryFrom<&StartFrom> for v1::CheckpointRef {
+    type Error = ProtocolError;
+
+    fn try_from(start: &StartFrom) -> Result<Self, ProtocolError> {
+        Ok(Self {
+            name: start.name.clone(),
+            manifest_blake3: unhex(&start.manifest_blake3, "start_from.manifest_blake3")?,
+            store: start.store.clone(),
+            keep_optimizer: start.keep.optimizer,
+            keep_data: start.keep.data,
+            keep_schedule: start.keep.schedule,
+        })
+    }
+}
+
+impl From<v1::DataPhase> for DataPhase {
+    fn from(wire: v1::DataPhase) -> Self {
+        let corpora = wire.corpora.into_iter().collect();
+        Self { first_step: wire.first_step, first_sample: wire.first_sample, corpora }
+    }
+}
+
+impl From<&DataPhase> for v1::DataPhase {
+    fn from(phase: &DataPhase) -> Self {
+        let corpora = phase.corpora.clone().into_iter().collect();
+        Self { first_step: phase.first_step, first_sample: phase.first_sample, corpora }
     }
 }
 
@@ -457,6 +514,10 @@ mod tests {
             consumed_samples: 32_000,
             train_loss: Some(2.5),
             val_losses: BTreeMap::from([("default".to_owned(), 2.75)]),
+            kind: report::SaveKind::Weights,
+            corpora: BTreeMap::from([("data/web".to_owned(), 31_000)]),
+            stall_seconds: 0.25,
+            write_seconds: 1.5,
         }
     }
 

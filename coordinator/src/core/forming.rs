@@ -182,6 +182,10 @@ impl Core {
         let start_from = (!record.start.checkpoint.is_empty()).then(|| v1::CheckpointRef {
             name: record.start.checkpoint.clone(),
             manifest_blake3: unhex(&record.start.manifest_blake3),
+            store: record.start.store.clone(),
+            keep_optimizer: record.start.keep.optimizer,
+            keep_data: record.start.keep.data,
+            keep_schedule: record.start.keep.schedule,
         });
         let assignment = |rank: usize, candidate: &Candidate| v1::Assignment {
             fence: Some(v1::Fence { job: id.0.clone(), generation: record.generation.0, term: record.term.0 }),
@@ -195,6 +199,7 @@ impl Core {
             stop_at: job.stop_at(),
             threads: job.spec.resources.threads_per_worker.unwrap_or(1),
             address: self.workers.get(&candidate.worker).map(|w| w.address.clone()).unwrap_or_default(),
+            phase: Some((&record.start.phase).into()),
         };
         let starts = placed.iter().enumerate().zip(ids).map(|((rank, candidate), command_id)| {
             let assignment = Some(assignment(rank, candidate));

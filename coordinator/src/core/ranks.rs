@@ -206,6 +206,11 @@ impl Core {
                 self.event_row(&id, entry.with("error", failed.error.into()), at, out);
                 self.publish(&id, out);
             }
+            Report::SaveSkipped(skipped) => {
+                info!(job = %id, rank = number, step = skipped.step, reason = %skipped.reason, "save left out");
+                let entry = Entry::new("save_skipped").rank(number).step(skipped.step);
+                self.event_row(&id, entry.with("reason", skipped.reason.into()), at, out);
+            }
             Report::Exited(exit) => {
                 self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out);
                 return self.keep_until_decided(&id, token);

@@ -226,7 +226,12 @@ fn a_killed_trainer_stops_the_others_and_a_new_generation_forms() {
     assert_eq!(world.stops(), [1], "the survivor is stopped, the dead one is not");
     assert!(matches!(world.stores.last(), Some(StoreChange::Close(reason)) if reason.contains("rank 1")));
     world.stopped(1, 0);
-    let start = StartPoint { checkpoint: "epoch_0_step_9".to_owned(), manifest_blake3: "ab".to_owned(), step: 10 };
+    let start = StartPoint {
+        checkpoint: "epoch_0_step_9".to_owned(),
+        manifest_blake3: "ab".to_owned(),
+        step: 10,
+        ..StartPoint::default()
+    };
     world.prepare(start);
     assert_eq!(world.phase(), JobPhase::Forming { generation: Generation(3) });
     assert_eq!(world.starts().last().map(|a| a.start_step), Some(10));

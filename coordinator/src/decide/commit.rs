@@ -70,7 +70,7 @@ impl fmt::Display for Contradiction {
 
 #[cfg(test)]
 mod tests {
-    use trainctl_spec::report::ShardFile;
+    use trainctl_spec::report::{SaveKind, ShardFile};
 
     use super::*;
 
@@ -84,6 +84,10 @@ mod tests {
             consumed_samples,
             train_loss: None,
             val_losses: BTreeMap::new(),
+            kind: SaveKind::Full,
+            corpora: BTreeMap::new(),
+            stall_seconds: 0.0,
+            write_seconds: 0.0,
         }
     }
 

@@ -3,11 +3,15 @@
 //! These types are what daemons work with: resolved, checked, with every default filled in. Parsing with positions,
 //! overrides and the checks across fields live beside them.
 
+mod checkpoint;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use checkpoint::{Checkpoint, SaveConsolidated, WhenBusy};
 
 /// One training run, from `job.yaml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -63,6 +67,12 @@ pub struct JobSpec {
     /// Process-group settings.
     #[serde(default)]
     pub dist_env: DistEnv,
+    /// Shell command to run after each commit, with the checkpoint's path in its environment.
+    #[serde(default)]
+    pub on_commit: Option<String>,
+    /// Shell command to run when the job has ended, however it did.
+    #[serde(default)]
+    pub on_end: Option<String>,
 }
 
 /// `resources`.
@@ -96,7 +106,7 @@ pub enum Device {
 pub struct Model {
     /// Path of a Hugging Face `config.json`, or the same keys inline.
     pub config: ModelConfigSource,
-    /// `random`: weights of an existing model cannot be loaded yet.
+    /// `random`, or a Hugging Face directory whose weights the run starts with.
     #[serde(default)]
     pub init: ModelInit,
 }
@@ -112,12 +122,30 @@ pub enum ModelConfigSource {
 }
 
 /// Initial weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "String", into = "String")]
+#[schemars(with = "String")]
 pub enum ModelInit {
     /// The architecture's own initialisation from `seed`.
     #[default]
     Random,
+    /// The weights of a Hugging Face directory.
+    HuggingFace(String),
+}
+
+impl From<String> for ModelInit {
+    fn from(text: String) -> Self {
+        if text == "random" { Self::Random } else { Self::HuggingFace(text) }
+    }
+}
+
+impl From<ModelInit> for String {
+    fn from(init: ModelInit) -> Self {
+        match init {
+            ModelInit::Random => "random".to_owned(),
+            ModelInit::HuggingFace(directory) => directory,
+        }
+    }
 }
 
 /// `dataset`.
@@ -344,17 +372,6 @@ pub enum LossFn {
     Chunked,
     /// Plain cross-entropy: the reference.
     Masked,
-}
-
-/// `checkpoint`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Checkpoint {
-    /// Keep the newest so many commits, besides pointer targets; absent = all.
-    #[schemars(range(min = 1))]
-    pub max_recent_checkpoints: Option<u32>,
-    /// Validation set whose loss moves LOWEST_VAL; default "default", else the only one.
-    pub best_metric_key: Option<String>,
 }
 
 /// `fault_tolerance`.

@@ -8,7 +8,7 @@
 //! - [`mod@resolve`]: absolute paths, inlined model config, defaults that depend on something; [`mod@check`]: rules across keys.
 //! - [`resume`]: what a resume may change. [`mod@schema`]: JSON Schema of the spec.
 //! - [`model`]: architecture, tensors, FLOPs, memory. [`lr`]: the learning-rate schedule.
-//! - [`report`]: what a rank reports.
+//! - [`report`]: what a rank reports. [`start`]: what a generation starts from.
 //! - [`state`]: the job's state machine, exits and causes.
 
 pub mod check;
@@ -23,6 +23,7 @@ pub mod report;
 pub mod resolve;
 pub mod resume;
 pub mod schema;
+pub mod start;
 pub mod state;
 
 pub use check::{CorpusFacts, Facts, check, prepare};

@@ -126,9 +126,22 @@ pub struct TensorDigest {
     pub blocks: Vec<[u8; 32]>,
 }
 
+/// What a save holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SaveKind {
+    /// Weights and optimizer state: a checkpoint that a run can go on from.
+    #[default]
+    Full,
+    /// bf16 weights alone (`checkpoint.weights_every_steps`).
+    Weights,
+}
+
 /// A rank's part of a checkpoint is durable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardReport {
+    /// What was saved.
+    pub kind: SaveKind,
     /// Zero-based step whose state was saved.
     pub step: u64,
     /// Directory name, for example `epoch_0_step_999`.
@@ -143,6 +156,12 @@ pub struct ShardReport {
     pub train_loss: Option<f64>,
     /// Validation losses of that step by name (rank 0 only).
     pub val_losses: BTreeMap<String, f64>,
+    /// Samples of each corpus, by its prefix, used up to and including `step` (rank 0 only).
+    pub corpora: BTreeMap<String, u64>,
+    /// How long training stood still for the snapshot, seconds.
+    pub stall_seconds: f64,
+    /// From the snapshot's end until the rank's files were durable, seconds.
+    pub write_seconds: f64,
 }
 
 /// Why a trainer ended by itself.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::fault::{Faults, Spans};
-use crate::job::{Dataset, JobSpec, ModelConfigSource, WeightedPath};
+use crate::job::{Dataset, JobSpec, ModelConfigSource, ModelInit, WeightedPath};
 use crate::parse::Parsed;
 
 /// What a path leads to.
@@ -109,8 +109,31 @@ impl Resolver<'_> {
                 set.dataset.index_mapping_dir.clone_from(&spec.dataset.index_mapping_dir);
             }
         }
+        spec.model.init = match spec.model.init {
+            ModelInit::Random => ModelInit::Random,
+            ModelInit::HuggingFace(path) => {
+                let path = self.absolute("model.init", Path::new(&path));
+                if self.files.kind(&path) != PathKind::Directory {
+                    self.error("model.init", &path, "is no directory; use random, or name a Hugging Face directory");
+                }
+                ModelInit::HuggingFace(path.to_string_lossy().into_owned())
+            }
+        };
+        let checkpoint = &mut spec.checkpoint;
+        checkpoint.checkpoint_dir =
+            checkpoint.checkpoint_dir.take().map(|place| self.place("checkpoint.checkpoint_dir", place));
+        checkpoint.restore_from =
+            checkpoint.restore_from.take().map(|place| self.place("checkpoint.restore_from", place));
         fill_defaults(&mut spec);
         spec
+    }
+
+    /// A URL stays as it is; a path becomes absolute.
+    fn place(&mut self, key: &str, written: String) -> String {
+        if written.contains("://") {
+            return written;
+        }
+        self.absolute(key, Path::new(&written)).to_string_lossy().into_owned()
     }
 
     fn dataset(&mut self, key: &str, mut dataset: Dataset) -> Dataset {

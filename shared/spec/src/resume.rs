@@ -90,11 +90,22 @@ pub const FIELDS: &[Field] = &[
     keep("lr_scheduler.min_lr", "the schedule's horizon and shape are the run's"),
     keep("clip_grad_norm.max_norm", "part of the update"),
     change("loss_fn", "the same loss another way; P4's equality of bits ends"),
+    keep("checkpoint.checkpoint_dir", "the run's checkpoints lie there"),
     change("checkpoint.max_recent_checkpoints", ""),
+    change("checkpoint.keep_every_steps", ""),
     change("checkpoint.best_metric_key", "LOWEST_VAL then follows the other set"),
+    change("checkpoint.when_busy", ""),
+    change("checkpoint.max_failures", ""),
+    change("checkpoint.save_consolidated", ""),
+    change("checkpoint.weights_every_steps", ""),
+    change("checkpoint.max_recent_weights", ""),
+    change("checkpoint.restore_from", "counts only while the run has no checkpoint of its own"),
+    change("checkpoint.weights_only", "counts only with restore_from"),
     change("fault_tolerance.max_restarts", ""),
     change("fault_tolerance.on_nonfinite", ""),
     change("dist_env.timeout_minutes", ""),
+    change("on_commit", ""),
+    change("on_end", ""),
 ];
 
 /// A key whose value differs between two resolved specs.

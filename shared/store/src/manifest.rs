@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use trainctl_spec::report::ShardFile;
+use trainctl_spec::report::{SaveKind, ShardFile};
+use trainctl_spec::start::{DataPhase, Keep};
 
 use crate::layout::CheckpointName;
 
@@ -56,6 +57,18 @@ pub struct Manifest {
     /// The checkpoint that its generation started from.
     #[serde(default)]
     pub started_from: Option<Parent>,
+    /// What it holds.
+    #[serde(default)]
+    pub kind: SaveKind,
+    /// The checkpoint of another run that this run began with.
+    #[serde(default)]
+    pub parent: Option<ForkParent>,
+    /// Which samples its steps read.
+    #[serde(default)]
+    pub phase: DataPhase,
+    /// Samples of each corpus, by its prefix, used up to and including `step`, in all phases.
+    #[serde(default)]
+    pub corpora: BTreeMap<String, u64>,
     /// When it was committed, in UTC.
     pub created_at: String,
     /// Every other file of the directory.
@@ -95,6 +108,19 @@ pub struct Parent {
     pub name: CheckpointName,
     /// Its manifest's hash.
     pub manifest: String,
+}
+
+/// The checkpoint of another run that a run began with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkParent {
+    /// Directory or URL of that run's checkpoints.
+    pub run: String,
+    /// Its directory's name.
+    pub name: CheckpointName,
+    /// Its manifest's hash.
+    pub manifest: String,
+    /// What was taken of it besides the weights.
+    pub keep: Keep,
 }
 
 /// Why a manifest cannot be used.
@@ -219,6 +245,10 @@ pub(crate) mod tests {
             max_steps: 40,
             until_step: None,
             started_from: None,
+            kind: SaveKind::Full,
+            parent: None,
+            phase: DataPhase::default(),
+            corpora: BTreeMap::new(),
             created_at: "2026-11-29T22:31:14.123Z".into(),
             files: vec![],
         }

@@ -132,6 +132,10 @@ fn draft(name: CheckpointName, generation: u64, term: u64, state_hash: String, f
         max_steps: STEPS,
         until_step: None,
         started_from: None,
+        kind: Default::default(),
+        parent: None,
+        phase: Default::default(),
+        corpora: Default::default(),
         created_at: String::new(),
         files,
     }

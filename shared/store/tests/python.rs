@@ -100,6 +100,10 @@ async fn commit(root: &Path, name: CheckpointName, state_hash: &str, files: Vec<
         max_steps: 10,
         until_step: None,
         started_from: None,
+        kind: Default::default(),
+        parent: None,
+        phase: Default::default(),
+        corpora: Default::default(),
         created_at: String::new(),
         files,
     };

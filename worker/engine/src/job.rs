@@ -5,6 +5,7 @@ use std::sync::Arc;
 use trainctl_collective::KeyValue;
 use trainctl_spec::job::JobSpec;
 use trainctl_spec::report::{FinishCause, Phase, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::start::{DataPhase, StartFrom};
 use trainctl_spec::{Generation, Rank, Step};
 
 /// One rank's part of one generation.
@@ -17,9 +18,10 @@ pub struct TrainJob {
     pub world_size: u32,
     /// The generation; it is part of every shard's name (C2).
     pub generation: Generation,
-    /// Checkpoint to start from, by directory name and blake3 (hexadecimal) of its manifest file; `None` starts from
-    /// the model's own initialisation. Never a pointer (C9).
-    pub start_from: Option<(String, String)>,
+    /// Checkpoint to start from; `None` starts from what `model.init` says. Never a pointer (C9).
+    pub start_from: Option<StartFrom>,
+    /// Which samples follow.
+    pub phase: DataPhase,
     /// First step to run: one after the checkpoint's, or 0.
     pub start_step: Step,
     /// Stop before this step (`--until-step` or `max_steps`): the last step is `stop_at − 1`.
@@ -59,6 +61,8 @@ pub trait Link: Send + Sync {
     fn shards_durable(&self, report: ShardReport);
     /// A save failed on this rank; the run goes on on the last commit.
     fn save_failed(&self, step: Step, why: &str);
+    /// A save was left out on this rank, as `checkpoint.when_busy` says or because nothing can be written.
+    fn save_skipped(&self, step: Step, why: &str);
     /// What is asked of this rank now. Read once per step.
     fn requests(&self) -> Requests;
 }

@@ -56,7 +56,10 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             params.init(&known, spec.seed)?;
             0
         }
-        Some((name, manifest)) => checkpoint::load(&spec.run_dir, name, manifest, &mut params, &mut optimizer)?.updates,
+        Some(from) => {
+            let (name, manifest) = (&from.name, &from.manifest_blake3);
+            checkpoint::load(&spec.run_dir, name, manifest, &mut params, &mut optimizer)?.updates
+        }
     };
     Ok(Run {
         generation: job.generation,

@@ -105,6 +105,10 @@ fn commit(spec: &JobSpec, told: &[Told], step: u64) -> (String, String) {
         max_steps: spec.step_scheduler.max_steps,
         until_step: None,
         started_from: None,
+        kind: Default::default(),
+        parent: None,
+        phase: Default::default(),
+        corpora: Default::default(),
         created_at: String::new(),
         files: reports.iter().flat_map(|report| report.files.clone()).collect(),
     };

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use trainctl_collective::KeyValue;
 use trainctl_engine::TrainJob;
-use trainctl_proto::convert::{Fence, hex};
+use trainctl_proto::convert::Fence;
 use trainctl_proto::v1::Assignment;
+use trainctl_spec::start::{DataPhase, StartFrom};
 use trainctl_spec::{JobSpec, Rank, Step};
 
 use crate::ending::Ending;
@@ -21,22 +22,15 @@ pub(crate) fn train_job(assignment: &Assignment, rendezvous: Arc<dyn KeyValue>) 
     if assignment.threads == 0 {
         return Err(invalid("threads is 0: the coordinator resolves resources.threads_per_worker".to_owned()));
     }
-    let start_from = match &assignment.start_from {
-        None => None,
-        Some(checkpoint) if checkpoint.manifest_blake3.len() == 32 => {
-            Some((checkpoint.name.clone(), hex(&checkpoint.manifest_blake3)))
-        }
-        Some(checkpoint) => {
-            let length = checkpoint.manifest_blake3.len();
-            return Err(invalid(format!("manifest_blake3 of {} has {length} bytes instead of 32", checkpoint.name)));
-        }
-    };
+    let start_from = assignment.start_from.clone().map(StartFrom::try_from).transpose();
+    let start_from = start_from.map_err(|error| invalid(error.to_string()))?;
     Ok(TrainJob {
         spec,
         rank: Rank(assignment.rank),
         world_size: assignment.world_size,
         generation: fence.generation,
         start_from,
+        phase: assignment.phase.clone().map(DataPhase::from).unwrap_or_default(),
         start_step: Step(assignment.start_step),
         stop_at: Step(assignment.stop_at),
         threads: assignment.threads,

@@ -125,6 +125,11 @@ impl EngineLink for Reporter {
         self.report(Report::SaveFailed(v1::SaveFailed { step: step.0, error: why.to_owned() }));
     }
 
+    fn save_skipped(&self, step: Step, why: &str) {
+        tracing::warn!(step = step.0, why, "save left out");
+        self.report(Report::SaveSkipped(v1::SaveSkipped { step: step.0, reason: why.to_owned() }));
+    }
+
     fn requests(&self) -> Requests {
         self.requests.now()
     }

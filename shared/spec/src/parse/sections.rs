@@ -9,7 +9,7 @@ use crate::fault::Origin;
 use crate::job::{
     Checkpoint, ClipGradNorm, Dataset, DecayRule, Device, DistEnv, Distributed, FaultTolerance, JobSpec, LossFn,
     LrDecayStyle, LrScheduler, Model, ModelConfigSource, ModelInit, OnNonfinite, Optimizer, OptimizerName, Precision,
-    Resources, StepScheduler, Strategy, ValidationDataset, WeightedPath, defaults,
+    Resources, SaveConsolidated, StepScheduler, Strategy, ValidationDataset, WeightedPath, WhenBusy, defaults,
 };
 
 /// The section that holds the default validation set; `validation_dataset_<name>` hold others.
@@ -42,6 +42,8 @@ pub(super) fn job(sink: &mut Sink, root: &Node) -> Option<JobSpec> {
     let checkpoint = checkpoint(&mut top);
     let fault_tolerance = fault_tolerance(&mut top);
     let dist_env = dist_env(&mut top);
+    let on_commit = top.get("on_commit", text);
+    let on_end = top.get("on_end", text);
     top.finish(&["validation_dataset_"]);
     Some(JobSpec {
         name: name?,
@@ -62,6 +64,8 @@ pub(super) fn job(sink: &mut Sink, root: &Node) -> Option<JobSpec> {
         checkpoint,
         fault_tolerance,
         dist_env,
+        on_commit,
+        on_end,
     })
 }
 
@@ -114,7 +118,7 @@ fn model(top: &mut Section<'_, '_>) -> Option<Model> {
             Value::List(_) => Err("must be the path of a config.json, or its keys inline".to_owned()),
         })
     };
-    let init = section.get("init", choice(&[("random", ModelInit::Random)])).unwrap_or_default();
+    let init = section.get("init", text).map(ModelInit::from).unwrap_or_default();
     section.finish(&[]);
     Some(Model { config: config?, init })
 }
@@ -366,12 +370,33 @@ fn clip_grad_norm(top: &mut Section<'_, '_>) -> ClipGradNorm {
 
 fn checkpoint(top: &mut Section<'_, '_>) -> Checkpoint {
     let mut section = section(top, "checkpoint");
+    let busy = [("wait", WhenBusy::Wait), ("skip", WhenBusy::Skip)];
     let checkpoint = Checkpoint {
+        checkpoint_dir: section.get("checkpoint_dir", text),
         max_recent_checkpoints: section.get("max_recent_checkpoints", whole(1, u32::MAX)),
+        keep_every_steps: section.get("keep_every_steps", whole(1, u64::MAX)),
         best_metric_key: section.get("best_metric_key", text),
+        when_busy: section.get("when_busy", choice(&busy)).unwrap_or_default(),
+        max_failures: section.get("max_failures", whole(1, u32::MAX)),
+        save_consolidated: section.get("save_consolidated", save_consolidated).unwrap_or_default(),
+        weights_every_steps: section.get("weights_every_steps", whole(1, u64::MAX)),
+        max_recent_weights: section.get("max_recent_weights", whole(1, u32::MAX)),
+        restore_from: section.get("restore_from", text),
+        weights_only: section.get("weights_only", boolean).unwrap_or_default(),
     };
     section.finish(&[]);
     checkpoint
+}
+
+/// NeMo AutoModel also takes booleans: true is `every`.
+fn save_consolidated(node: &Node) -> Result<SaveConsolidated, String> {
+    let choices =
+        [("false", SaveConsolidated::False), ("final", SaveConsolidated::Final), ("every", SaveConsolidated::Every)];
+    match boolean(node) {
+        Ok(true) => Ok(SaveConsolidated::Every),
+        Ok(false) => Ok(SaveConsolidated::False),
+        Err(_) => choice(&choices)(node),
+    }
 }
 
 fn fault_tolerance(top: &mut Section<'_, '_>) -> FaultTolerance {

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
-use trainctl_spec::report::ShardReport;
+use trainctl_spec::report::{SaveKind, ShardReport};
 use trainctl_spec::{Generation, Rank, Step};
 use trainctl_store::layout::{CheckpointName, Section, ShardName};
 use trainctl_store::shard::{ShardWriter, TensorView};
@@ -101,6 +101,7 @@ impl Saver {
 
     /// Waits for the previous write, copies the state and starts to write it.
     pub fn save(&mut self, state: State<'_>, meta: Meta) -> Result<(), Error> {
+        let started = Instant::now();
         self.wait();
         let mut snapshot = std::mem::take(&mut self.spare);
         snapshot.fill(&self.hand, state)?;
@@ -112,6 +113,7 @@ impl Saver {
             world_size: self.world_size,
             generation: self.generation,
             meta,
+            stall: started.elapsed(),
             link: Arc::clone(&self.link),
         };
         let thread = thread::Builder::new()
@@ -183,6 +185,8 @@ struct Write {
     world_size: u32,
     generation: Generation,
     meta: Meta,
+    /// How long training stood still for the snapshot.
+    stall: Duration,
     link: Arc<dyn Link>,
 }
 
@@ -233,6 +237,10 @@ impl Write {
             consumed_samples: self.meta.trainer.consumed_samples,
             train_loss: rank0.then_some(self.meta.train_loss),
             val_losses: if rank0 { self.meta.val_losses.clone() } else { BTreeMap::new() },
+            kind: SaveKind::Full,
+            corpora: BTreeMap::new(),
+            stall_seconds: self.stall.as_secs_f64(),
+            write_seconds: started.elapsed().as_secs_f64(),
         });
         Ok(())
     }

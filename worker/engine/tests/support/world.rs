@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use trainctl_collective::{KeyValue, KvError, KvErrorKind, MemoryStore};
 use trainctl_engine::{Error, Finished, Link, Requests, TrainJob, train};
 use trainctl_spec::report::{FinishCause, Phase, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow};
+use trainctl_spec::start::{DataPhase, Keep, StartFrom};
 use trainctl_spec::{Generation, JobSpec, Rank, Step};
 
 const CASE: &str = "TRAINCTL_ENGINE_TEST_CASE";
@@ -54,6 +55,7 @@ pub struct Told {
     pub steps: Vec<u64>,
     pub formed: u32,
     pub failed_saves: Vec<String>,
+    pub skipped_saves: Vec<String>,
     pub ended: Option<Ended>,
 }
 
@@ -158,7 +160,13 @@ fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error>
         rank: Rank(rank),
         world_size: case.world_size,
         generation: Generation(case.generation),
-        start_from: case.start_from.clone(),
+        start_from: case.start_from.clone().map(|(name, manifest_blake3)| StartFrom {
+            store: String::new(),
+            name,
+            manifest_blake3,
+            keep: Keep::ALL,
+        }),
+        phase: DataPhase::default(),
         start_step: Step(case.start_step),
         stop_at: Step(case.stop_at),
         threads: 1,
@@ -203,7 +211,7 @@ impl Link for Recorder {
     }
 
     fn shards_durable(&self, report: ShardReport) {
-        let ShardReport { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses } = report;
+        let ShardReport { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses, .. } = report;
         let tensors = tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.first_block, t.blocks)).collect();
         let finite = |loss: &f64| loss.is_finite();
         let val_losses = val_losses.into_iter().filter(|(_, loss)| finite(loss)).collect();
@@ -214,6 +222,10 @@ impl Link for Recorder {
 
     fn save_failed(&self, step: Step, why: &str) {
         self.told.lock().unwrap().failed_saves.push(format!("{step}: {why}"));
+    }
+
+    fn save_skipped(&self, step: Step, why: &str) {
+        self.told.lock().unwrap().skipped_saves.push(format!("{step}: {why}"));
     }
 
     fn requests(&self) -> Requests {

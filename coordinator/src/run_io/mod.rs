@@ -4,6 +4,9 @@
 //! commit that follows them, and a commit is done before the next generation is prepared. The task is the only writer of
 //! the `.jsonl` files. Each change to a checkpoint passes the tenure's fence directly before it (J2).
 
+mod commit;
+mod prepare;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +16,9 @@ use tracing::{info, warn};
 use trainctl_spec::report::{ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::state::Cause;
 use trainctl_spec::{Generation, JobId, JobSpec};
-use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
+use trainctl_store::checkpoints::ResolveError;
 use trainctl_store::layout::CheckpointName;
-use trainctl_store::manifest::{Manifest, Metrics, Parent};
-use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced, state_hash};
+use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced};
 
 use crate::core::Event;
 use crate::events::Entry;
@@ -32,8 +34,6 @@ const SYNC_AFTER: Duration = Duration::from_millis(200);
 const SYNC_ROWS: usize = 256;
 /// When a predecessor that was frozen at our takeover must have done what it was about to do (C2).
 const TAKEOVER_LEASE: Duration = Duration::from_secs(15);
-
-const PIN_PREFIX: &str = "generation-";
 
 /// One spooled record of a worker, to be acknowledged when what it caused is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -318,121 +318,6 @@ impl RunTask {
     async fn pointers(&self, store: &CheckpointStore) -> (String, String) {
         pointers(store, self.best_metric_key()).await
     }
-
-    /// C2, C3: manifest, pointers, retention, in this order.
-    async fn commit(&self, store: &CheckpointStore, request: &CommitRequest) -> Result<CommitInfo, Error> {
-        let first = request.reports.values().next().ok_or_else(|| Error::Save("no rank has reported".to_owned()))?;
-        let name: CheckpointName =
-            first.checkpoint.parse().map_err(|error| Error::Save(format!("{}: {error}", first.checkpoint)))?;
-        let tensors = request.reports.values().flat_map(|report| report.tensors.iter());
-        let state_hash = state_hash::combine(tensors).map_err(|fault| Error::Save(fault.to_string()))?;
-        let started_from = match request.started_from.checkpoint.parse() {
-            Ok(name) => Some(Parent { name, manifest: request.started_from.manifest_blake3.clone() }),
-            Err(_) => None,
-        };
-        let rank0 = request.reports.get(&0);
-        let draft = Manifest {
-            format: 0,
-            name,
-            job: self.job.0.clone(),
-            generation: request.generation.0,
-            term: self.tenure.term().0,
-            step: request.step,
-            epoch: name.epoch,
-            consumed_samples: first.consumed_samples,
-            world_size: request.world_size,
-            mesh: vec![("dp_replicate".to_owned(), request.world_size)],
-            skipped: Vec::new(),
-            metrics: rank0.map(|r| Metrics::new(r.train_loss, &r.val_losses)).unwrap_or_default(),
-            state_hash,
-            spec_hash: String::new(),
-            max_steps: self.spec.step_scheduler.max_steps,
-            until_step: request.until_step,
-            started_from,
-            created_at: String::new(),
-            files: request.reports.values().flat_map(|report| report.files.iter().cloned()).collect(),
-        };
-        let outcome = store.commit(&*self.tenure, draft, &self.spec_yaml).await?;
-        let state_hash = outcome.committed().manifest.state_hash.clone();
-        let moves = store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
-        let pruned = match store.prune(&*self.tenure, self.keep(), self.best_metric_key()).await {
-            Ok(report) => report.removed.iter().map(ToString::to_string).collect(),
-            Err(error @ trainctl_store::Error::Superseded { .. }) => return Err(error.into()),
-            // The commit stands; what could not be removed is removed after the next one.
-            Err(error) => {
-                warn!(job = %self.job, %error, "retention");
-                Vec::new()
-            }
-        };
-        let target = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
-        let moves = moves
-            .into_iter()
-            .map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), target(moved.to)))
-            .collect();
-        let pointers = self.pointers(store).await;
-        Ok(CommitInfo { checkpoint: name.to_string(), state_hash, moves, pruned, pointers })
-    }
-
-    /// Earlier generations read nothing any more (C9). A pin that stays is harmless: it lapses after a day.
-    async fn unpin_older(&self, store: &CheckpointStore, generation: Generation) {
-        let released = async {
-            for pin in store.pins().await? {
-                if pin.who != pin_of(generation) && pin.who.starts_with(PIN_PREFIX) {
-                    store.unpin(pin.name, &pin.who).await?;
-                }
-            }
-            Ok::<(), trainctl_store::Error>(())
-        };
-        if let Err(error) = released.await {
-            warn!(job = %self.job, %error, "pins of earlier generations stay");
-        }
-    }
-
-    /// Takes the generation's number, finds its start, and retires what is later (C6, C9).
-    async fn prepare(
-        &self,
-        store: &CheckpointStore,
-        rows: &mut Rows,
-        request: &PrepareRequest,
-    ) -> Result<Prepared, Error> {
-        let options = ResolveOptions { best_metric_key: self.best_metric_key(), ..ResolveOptions::default() };
-        let selector: Selector = match request.from.as_str() {
-            "" => Selector::Latest,
-            from => from.parse().map_err(|error| Error::Save(format!("{from}: {error}")))?,
-        };
-        let found = match store.resolve(selector, &options).await {
-            Ok(found) => Some(found),
-            // Nothing was ever committed: from scratch. Directories of saves that never ended are the dead generations' own; a
-            // submission refuses them (C5), a restart of the same job does not.
-            Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { damaged: false, .. })
-                if request.from.is_empty() =>
-            {
-                None
-            }
-            Err(error) => return Err(Error::Resolve(error)),
-        };
-        let generation = self.tenure.take_generation().await?;
-        let (start, step, notes) = match found {
-            None => (StartPoint::default(), None, Vec::new()),
-            Some(found) => {
-                let checkpoint = found.checkpoint;
-                let name = checkpoint.name();
-                store.pin(name, &pin_of(generation)).await?;
-                self.unpin_older(store, generation).await;
-                let step = checkpoint.manifest.step;
-                let start =
-                    StartPoint { checkpoint: name.to_string(), manifest_blake3: checkpoint.hash, step: step + 1 };
-                (start, Some(step), found.notes.iter().map(ToString::to_string).collect())
-            }
-        };
-        let retired = store.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?;
-        store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
-        rows.cut_after(step, generation)?;
-        for gone in retired {
-            info!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: later than the start");
-        }
-        Ok(Prepared { generation, start, pointers: self.pointers(store).await, notes })
-    }
 }
 
 /// What a run directory holds, for a job's summary.
@@ -456,11 +341,6 @@ async fn pointers(store: &CheckpointStore, best_metric_key: &str) -> (String, St
             Default::default()
         }
     }
-}
-
-/// Who pins a generation's start.
-fn pin_of(generation: Generation) -> String {
-    format!("{PIN_PREFIX}{generation}")
 }
 
 /// The validation set whose loss moves LOWEST_VAL: the spec's, else "default", else the only one.

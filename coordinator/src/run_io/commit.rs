@@ -1,0 +1,68 @@
+//! A complete save becomes a checkpoint.
+
+use tracing::warn;
+use trainctl_store::layout::CheckpointName;
+use trainctl_store::manifest::{Manifest, Metrics, Parent};
+use trainctl_store::{CheckpointStore, state_hash};
+
+use super::{CommitInfo, CommitRequest, Error, RunTask};
+
+impl RunTask {
+    /// C2, C3: manifest, pointers, retention, in this order.
+    pub(super) async fn commit(&self, store: &CheckpointStore, request: &CommitRequest) -> Result<CommitInfo, Error> {
+        let first = request.reports.values().next().ok_or_else(|| Error::Save("no rank has reported".to_owned()))?;
+        let name: CheckpointName =
+            first.checkpoint.parse().map_err(|error| Error::Save(format!("{}: {error}", first.checkpoint)))?;
+        let tensors = request.reports.values().flat_map(|report| report.tensors.iter());
+        let state_hash = state_hash::combine(tensors).map_err(|fault| Error::Save(fault.to_string()))?;
+        let started_from = match request.started_from.checkpoint.parse() {
+            Ok(name) => Some(Parent { name, manifest: request.started_from.manifest_blake3.clone() }),
+            Err(_) => None,
+        };
+        let rank0 = request.reports.get(&0);
+        let draft = Manifest {
+            format: 0,
+            name,
+            job: self.job.0.clone(),
+            generation: request.generation.0,
+            term: self.tenure.term().0,
+            step: request.step,
+            epoch: name.epoch,
+            consumed_samples: first.consumed_samples,
+            world_size: request.world_size,
+            mesh: vec![("dp_replicate".to_owned(), request.world_size)],
+            skipped: Vec::new(),
+            metrics: rank0.map(|r| Metrics::new(r.train_loss, &r.val_losses)).unwrap_or_default(),
+            state_hash,
+            spec_hash: String::new(),
+            max_steps: self.spec.step_scheduler.max_steps,
+            until_step: request.until_step,
+            started_from,
+            kind: first.kind,
+            parent: None,
+            phase: request.started_from.phase.clone(),
+            corpora: rank0.map(|report| report.corpora.clone()).unwrap_or_default(),
+            created_at: String::new(),
+            files: request.reports.values().flat_map(|report| report.files.iter().cloned()).collect(),
+        };
+        let outcome = store.commit(&*self.tenure, draft, &self.spec_yaml).await?;
+        let state_hash = outcome.committed().manifest.state_hash.clone();
+        let moves = store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
+        let pruned = match store.prune(&*self.tenure, self.keep(), self.best_metric_key()).await {
+            Ok(report) => report.removed.iter().map(ToString::to_string).collect(),
+            Err(error @ trainctl_store::Error::Superseded { .. }) => return Err(error.into()),
+            // The commit stands; what could not be removed is removed after the next one.
+            Err(error) => {
+                warn!(job = %self.job, %error, "retention");
+                Vec::new()
+            }
+        };
+        let target = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
+        let moves = moves
+            .into_iter()
+            .map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), target(moved.to)))
+            .collect();
+        let pointers = self.pointers(store).await;
+        Ok(CommitInfo { checkpoint: name.to_string(), state_hash, moves, pruned, pointers })
+    }
+}
