@@ -98,6 +98,12 @@ impl Error {
         Self::Io { action, path: path.as_ref().to_owned(), source }
     }
 
+    /// This process may not write there: permissions, or a read-only file system.
+    pub fn is_refused(&self) -> bool {
+        use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        matches!(self, Self::Io { source, .. } if matches!(source.kind(), PermissionDenied | ReadOnlyFilesystem))
+    }
+
     /// The disk or quota is full.
     pub fn is_out_of_space(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};

@@ -83,6 +83,12 @@ points! {
     PIN_WRITE = "pin.write";
     /// Removing a pin.
     PIN_REMOVE = "pin.remove";
+    /// Removing what a killed export left.
+    EXPORT_SWEEP = "export.sweep";
+    /// Writing a file of an export.
+    EXPORT_FILE = "export.file";
+    /// Giving a whole export its name.
+    EXPORT_PUBLISH = "export.publish";
     /// Appending a row.
     ROW_APPEND = "rows.append";
     /// Making the appended rows durable.

@@ -7,6 +7,7 @@
 //! - [`numbers`] and [`tenure`]: terms and generations (J2): who may act.
 //! - [`manifest`] and [`checkpoints`]: commits, pointers, resolving, retention (C1 – C6, C9).
 //! - [`shard`] and [`state_hash`]: the bytes of tensors, and the digest that does not depend on how they are cut.
+//! - [`export`]: a checkpoint as a directory that `transformers` loads.
 //! - [`rows`]: the `.jsonl` files.
 //! - [`blocking`]: the same for code that is not async.
 //!
@@ -15,6 +16,7 @@
 pub mod blocking;
 pub mod checkpoints;
 pub mod error;
+pub mod export;
 pub mod fault;
 pub mod io;
 pub mod layout;

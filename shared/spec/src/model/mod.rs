@@ -155,6 +155,38 @@ impl Architecture {
         }
     }
 
+    /// The class of `transformers` that has these tensors: `architectures` of a `config.json`.
+    #[must_use]
+    pub fn class_name(&self) -> &'static str {
+        match self {
+            Self::Gpt2(_) => "GPT2LMHeadModel",
+        }
+    }
+
+    /// `model_type` of a `config.json`.
+    #[must_use]
+    pub fn model_type(&self) -> &'static str {
+        match self {
+            Self::Gpt2(_) => "gpt2",
+        }
+    }
+
+    /// Whether the output head is the token embedding, so that it has no tensor of its own.
+    #[must_use]
+    pub fn ties_embeddings(&self) -> bool {
+        match self {
+            Self::Gpt2(config) => config.tie_word_embeddings,
+        }
+    }
+
+    /// The ids of the begin and the end of a text that `transformers` takes where a `config.json` has none.
+    #[must_use]
+    pub fn default_token_ids(&self) -> (u32, u32) {
+        match self {
+            Self::Gpt2(_) => (50256, 50256),
+        }
+    }
+
     /// Longest sequence that it can take.
     #[must_use]
     pub fn max_positions(&self) -> u32 {

@@ -1,5 +1,8 @@
-//! Pins: what a generation, `export` or `verify` is reading is not pruned under it (C9). A pin is honoured for a day, so
-//! that a reader that died cannot fill a disk.
+//! Pins: what somebody reads or wants to keep is not pruned under him (C9).
+//!
+//! The pin of a reader (a generation, `export`, `verify`) is honoured for a day, so that a reader that died cannot fill a
+//! disk. A pin [for good](Pin::for_good) is honoured until it is removed: a person's, or that of a fork that has not
+//! committed yet.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,37 +18,81 @@ use crate::wall;
 const FOLDER: &str = "pins";
 const HONOURED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A reader's claim on a checkpoint.
+/// A claim on a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pin {
     /// The checkpoint.
     pub name: CheckpointName,
-    /// Who reads it, for example `generation 7`.
+    /// Who claims it, for example `generation 7`. There is one pin for each checkpoint and claimant.
     pub who: String,
     /// Since when, in UTC.
     pub at: String,
+    /// Honoured without end, not for a day.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_good: bool,
+    /// A person's reason.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+}
+
+impl Pin {
+    /// A reader's pin, from now on.
+    pub fn new(name: CheckpointName, who: impl Into<String>) -> Self {
+        Self { name, who: who.into(), at: wall::now(), for_good: false, why: String::new() }
+    }
+
+    /// The same without end.
+    #[must_use]
+    pub fn for_good(self) -> Self {
+        Self { for_good: true, ..self }
+    }
+
+    /// The same with a reason.
+    #[must_use]
+    pub fn because(self, why: impl Into<String>) -> Self {
+        Self { why: why.into(), ..self }
+    }
+
+    /// Whether retention honours it now. One whose time cannot be read counts as young.
+    pub fn is_honoured(&self) -> bool {
+        self.for_good || wall::age(&self.at).is_none_or(|age| age < HONOURED)
+    }
 }
 
 impl CheckpointStore {
-    /// Pins a checkpoint, or renews the pin. Pin first, then check that the manifest is there.
+    /// Pins a checkpoint for a day, or renews the pin. Pin first, then check that the manifest is there.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub async fn pin(&self, name: CheckpointName, who: &str) -> Result<()> {
-        let pin = Pin { name, who: who.to_owned(), at: wall::now() };
-        let key = key(name, who);
-        let bytes =
-            serde_json::to_vec(&pin).map_err(|e| Error::io("write", self.control.root().join(&key), e.into()))?;
-        self.control.put_durable(&key, bytes, FailPoint::PIN_WRITE).await
+        self.place_pin(&Pin::new(name, who)).await
     }
 
-    /// Removes a pin; a missing one is fine.
+    /// Pins a checkpoint until [`CheckpointStore::unpin`] is called for the same `who`.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub async fn unpin(&self, name: CheckpointName, who: &str) -> Result<()> {
-        self.control.remove_file(&key(name, who), FailPoint::PIN_REMOVE).await?;
-        Ok(())
+    pub async fn pin_for_good(&self, name: CheckpointName, who: &str) -> Result<()> {
+        self.place_pin(&Pin::new(name, who).for_good()).await
+    }
+
+    /// Writes a pin; it replaces the one of the same checkpoint and claimant.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn place_pin(&self, pin: &Pin) -> Result<()> {
+        let key = key(pin.name, &pin.who);
+        let bytes =
+            serde_json::to_vec(pin).map_err(|e| Error::io("write", self.control.root().join(&key), e.into()))?;
+        self.control.put_durable(&key, bytes, FailPoint::PIN_WRITE).await
+    }
+
+    /// Removes a pin of either kind; `false` if there was none.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn unpin(&self, name: CheckpointName, who: &str) -> Result<bool> {
+        self.control.remove_file(&key(name, who), FailPoint::PIN_REMOVE).await
     }
 
     /// Every pin that can be read, however old.
@@ -61,7 +108,7 @@ impl CheckpointStore {
         Ok(pins)
     }
 
-    /// The checkpoints with a pin younger than a day. A pin that cannot be read is honoured by its file name.
+    /// The checkpoints with a pin that is honoured. A pin that cannot be read is honoured by its file name.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -70,11 +117,7 @@ impl CheckpointStore {
         for file in self.control.list(FOLDER).await? {
             let Some(bytes) = self.control.read(&format!("{FOLDER}/{}", file.name)).await? else { continue };
             match serde_json::from_slice::<Pin>(&bytes) {
-                Ok(pin) => {
-                    if wall::age(&pin.at).is_none_or(|age| age < HONOURED) {
-                        pinned.insert(pin.name);
-                    }
-                }
+                Ok(pin) => pinned.extend(pin.is_honoured().then_some(pin.name)),
                 Err(_) => {
                     pinned.extend(file.name.split('.').next().and_then(|name| name.parse::<CheckpointName>().ok()))
                 }

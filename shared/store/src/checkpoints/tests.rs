@@ -293,13 +293,28 @@ async fn pins_are_honoured_for_a_day() {
     let pins = dir.path().join("control/pins");
     store.pin(name(9), "export").await.unwrap();
     let file = std::fs::read_dir(&pins).unwrap().next().unwrap().unwrap().path();
-    let old = Pin { name: name(9), who: "export".into(), at: "2020-01-01T00:00:00.000Z".into() };
+    let old = Pin { at: "2020-01-01T00:00:00.000Z".into(), ..Pin::new(name(9), "export") };
     std::fs::write(&file, serde_json::to_vec(&old).unwrap()).unwrap();
     assert!(store.pinned().await.unwrap().is_empty());
     std::fs::write(&file, b"").unwrap();
     assert!(store.pinned().await.unwrap().contains(&name(9)), "an unreadable pin is honoured");
     store.pin(name(9), "export").await.unwrap();
     assert_eq!(std::fs::read_dir(&pins).unwrap().count(), 1, "a pin is renewed, not doubled");
+}
+
+#[tokio::test]
+async fn c9_a_pin_for_good_is_honoured_until_it_is_removed() {
+    let (_dir, store) = store_with(&[(9, 3.0), (19, 2.0), (29, 1.0)]).await;
+    store.pin_for_good(name(9), "anna").await.unwrap();
+    let old = Pin { at: "2020-01-01T00:00:00.000Z".into(), ..Pin::new(name(19), "anna") };
+    store.place_pin(&old.clone().for_good().because("the best on code")).await.unwrap();
+    store.place_pin(&Pin { who: "an old reader".into(), ..old.clone() }).await.unwrap();
+    assert_eq!(store.pinned().await.unwrap(), [name(9), name(19)].into());
+    assert_eq!(store.prune(&Unfenced, Some(1), "default").await.unwrap().removed, []);
+    assert!(store.pins().await.unwrap().iter().any(|pin| pin.for_good && pin.why == "the best on code"));
+    assert!(store.unpin(name(19), "anna").await.unwrap());
+    assert!(!store.unpin(name(19), "anna").await.unwrap(), "removed already");
+    assert_eq!(store.prune(&Unfenced, Some(1), "default").await.unwrap().removed, [name(19)]);
 }
 
 #[test]

@@ -138,6 +138,26 @@ impl ShardReader {
         result
     }
 
+    /// Fills `out` with the bytes of a tensor from byte `start` of its row-major form on: tensors of any size in a buffer
+    /// of one size. Cheapest for successive ranges.
+    ///
+    /// # Errors
+    /// As [`ShardReader::read_tensor`]; [`Error::Tensor`] too for a range that reaches beyond the tensor.
+    pub fn read_tensor_range(&mut self, name: &str, start: u64, out: &mut [u8]) -> Result<()> {
+        let fault = |reason: String| Error::Tensor { name: name.to_owned(), reason };
+        let Some(entry) = self.tensors.remove(name) else {
+            return Err(fault("is not in this checkpoint".into()));
+        };
+        let end = start.checked_add(out.len() as u64);
+        let result = if end.is_some_and(|end| end <= entry.info.bytes()) {
+            entry.pieces.iter().try_for_each(|piece| self.read_part(piece, &entry.info, start, out))
+        } else {
+            Err(fault(format!("has {} bytes, so none at {start} + {}", entry.info.bytes(), out.len())))
+        };
+        self.tensors.insert(name.to_owned(), entry);
+        result
+    }
+
     /// Another file of the checkpoint, for example `optim/trainer.json`; `None` if the manifest has none of that name.
     ///
     /// # Errors
@@ -227,6 +247,35 @@ impl ShardReader {
         Ok(())
     }
 
+    /// Copies what a piece has of `start..start + out.len()`, row by row: rows of a piece lie one behind the other in the
+    /// file, and in the whole tensor in the same order.
+    fn read_part(&mut self, piece: &Piece, info: &TensorInfo, start: u64, out: &mut [u8]) -> Result<()> {
+        let size = element_bytes(&info.dtype).unwrap_or(0) as u64;
+        let end = start + out.len() as u64;
+        if piece.shape == info.shape {
+            return self.read_range(piece.file, piece.start + start, out);
+        }
+        let row_bytes = piece.shape.last().copied().unwrap_or(1) * size;
+        let rows = elements(&piece.shape) * size / row_bytes.max(1);
+        let place = |row: u64| row_place(piece, &info.shape, row) * size;
+        // The first row that ends behind `start`.
+        let (mut low, mut high) = (0, rows);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if place(middle) + row_bytes > start { high = middle } else { low = middle + 1 }
+        }
+        for row in low..rows {
+            let at = place(row);
+            if at >= end {
+                break;
+            }
+            let (from, to) = (at.max(start), (at + row_bytes).min(end));
+            let target = &mut out[(from - start) as usize..(to - start) as usize];
+            self.read_range(piece.file, piece.start + row * row_bytes + (from - at), target)?;
+        }
+        Ok(())
+    }
+
     /// Reads by whole blocks, each of which must have the hash that the manifest says.
     fn read_range(&mut self, file: usize, start: u64, out: &mut [u8]) -> Result<()> {
         let mut done = 0;
@@ -277,22 +326,26 @@ fn damaged_block(path: &Path, block: u64) -> Error {
 
 /// Copies a piece row by row to its place in the whole tensor.
 fn place(bytes: &[u8], piece: &Piece, whole: &[u64], size: usize, out: &mut [u8]) {
-    let Some((&row, outer)) = piece.shape.split_last() else { return out.copy_from_slice(bytes) };
+    let Some(&row) = piece.shape.last() else { return out.copy_from_slice(bytes) };
     let row_bytes = row as usize * size;
     if row_bytes == 0 {
         return;
     }
     for (index, source) in bytes.chunks_exact(row_bytes).enumerate() {
-        // The row's index on every outer axis, last axis fastest.
-        let mut rest = index as u64;
-        let mut target = 0;
-        let mut stride = whole[outer.len()];
-        for axis in (0..outer.len()).rev() {
-            target += (rest % outer[axis] + piece.offset[axis]) * stride;
-            rest /= outer[axis];
-            stride *= whole[axis];
-        }
-        let start = (target + piece.offset[outer.len()]) as usize * size;
+        let start = row_place(piece, whole, index as u64) as usize * size;
         out[start..start + row_bytes].copy_from_slice(source);
     }
+}
+
+/// Index in the whole tensor of the first element of a piece's row (its elements along the last axis).
+fn row_place(piece: &Piece, whole: &[u64], row: u64) -> u64 {
+    let Some((_, outer)) = piece.shape.split_last() else { return 0 };
+    let (mut rest, mut target, mut stride) = (row, 0, whole[outer.len()]);
+    // The row's index on every outer axis, last axis fastest.
+    for axis in (0..outer.len()).rev() {
+        target += (rest % outer[axis] + piece.offset[axis]) * stride;
+        rest /= outer[axis];
+        stride *= whole[axis];
+    }
+    target + piece.offset[outer.len()]
 }

@@ -138,6 +138,7 @@ proptest! {
     #[test]
     fn any_cut_reads_back_as_the_whole(
         shape in prop::array::uniform3(1u64..5), cut_first in 0u64..5, cut_last in 0u64..5, seed in any::<u8>(),
+        step in 1usize..64,
     ) {
         let dir = tempfile::tempdir().unwrap();
         let name = CheckpointName { epoch: 0, step: 3 };
@@ -166,6 +167,12 @@ proptest! {
         let mut out = vec![0; whole.len()];
         reader.read_tensor("model/w", &mut out).unwrap();
         prop_assert_eq!(&out, &whole);
+        out.fill(0);
+        for (index, part) in out.chunks_mut(step).enumerate() {
+            reader.read_tensor_range("model/w", (index * step) as u64, part).unwrap();
+        }
+        prop_assert_eq!(&out, &whole, "in ranges of {} bytes", step);
+        prop_assert!(reader.read_tensor_range("model/w", whole.len() as u64, &mut [0]).is_err());
         let report = state_hash::whole_tensor("model/w", "F32", &shape, &whole).unwrap();
         prop_assert_eq!(reader.state_hash().unwrap(), state_hash::combine([&report]).unwrap());
     }
