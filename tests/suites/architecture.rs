@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use trainctl_tests::programs;
 
 /// Each package of ours and those of ours that it may use. What is missing here may use nothing.
-const EDGES: [(&str, &[&str]); 12] = [
+const EDGES: [(&str, &[&str]); 13] = [
     ("trainctl-spec", &[]),
     ("trainctl-proto", &["trainctl-spec"]),
     ("trainctl-runtime", &["trainctl-spec"]),
@@ -24,17 +24,23 @@ const EDGES: [(&str, &[&str]); 12] = [
     ("trainctl-coordinator", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store"]),
     ("trainctl-worker", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store"]),
     ("trainctl", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
+    // A file system for tests knows nothing of ours.
+    ("trainctl-faultfs", &[]),
     // The end-to-end suites run the programs and never link them.
-    ("trainctl-tests", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
+    (
+        "trainctl-tests",
+        &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset", "trainctl-faultfs"],
+    ),
 ];
 
 /// Libraries that only some of our packages may use.
-const CONFINED: [(&str, &[&str]); 5] = [
+const CONFINED: [(&str, &[&str]); 6] = [
     ("tch", &["trainctl-collective", "trainctl-engine", "trainctl-trainer"]),
     ("torch-sys", &["trainctl-collective", "trainctl-engine", "trainctl-trainer"]),
     ("object_store", &["trainctl-store"]),
     ("rusqlite", &["trainctl-coordinator"]),
     ("cc", &["trainctl-collective"]),
+    ("fuser", &["trainctl-faultfs"]),
 ];
 
 /// `spec` is pure: no runtime, no I/O.
