@@ -154,7 +154,12 @@ fn cores() -> u32 {
 
 /// What the rules need to know about files and machine.
 fn gather(spec: &JobSpec) -> Facts {
-    let mut facts = Facts { free_bytes: free_bytes(&spec.run_dir), cores: Some(cores()), ..Facts::default() };
+    let free_bytes = match &spec.checkpoint.checkpoint_dir {
+        None => free_bytes(&spec.run_dir),
+        Some(place) if place.contains("://") => None,
+        Some(directory) => free_bytes(Path::new(directory)),
+    };
+    let mut facts = Facts { free_bytes, cores: Some(cores()), ..Facts::default() };
     let datasets = std::iter::once(&spec.dataset).chain(spec.validation_datasets.values().map(|set| &set.dataset));
     for dataset in datasets {
         for path in &dataset.paths {

@@ -2,6 +2,8 @@
 //!
 //! All faults at once; errors stop the job, warnings do not. The rules of one key alone (type, range) are parsing's.
 
+mod saving;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +21,7 @@ pub struct Facts {
     pub corpora: BTreeMap<PathBuf, Result<CorpusFacts, String>>,
     /// By path as in the resolved spec: number of ids (added tokens included), or why it cannot be read.
     pub tokenizers: BTreeMap<PathBuf, Result<u64, String>>,
-    /// Free space where the run directory is or will be, bytes.
+    /// Free space where the checkpoints are or will be, bytes; absent for an object store.
     pub free_bytes: Option<u64>,
     /// Cores of the machine that carries all workers; absent when workers come from elsewhere.
     pub cores: Option<u32>,
@@ -57,6 +59,8 @@ pub fn check(spec: &JobSpec, facts: &Facts, spans: &Spans) -> Faults {
         checker.dataset(&validation_key(name), &set.dataset, architecture.as_ref(), false);
     }
     checker.validation();
+    checker.saves();
+    checker.start();
     checker.machine();
     if let Some(architecture) = &architecture {
         checker.space(architecture);
@@ -267,33 +271,6 @@ impl Checker<'_> {
         }
     }
 
-    fn validation(&mut self) {
-        let names: Vec<_> = self.spec.validation_datasets.keys().map(String::as_str).collect();
-        match (&self.spec.checkpoint.best_metric_key, names.as_slice()) {
-            (Some(name), []) => {
-                self.error(
-                    "checkpoint.best_metric_key",
-                    name,
-                    "names a validation set, and the spec has none: add validation_dataset",
-                );
-            }
-            (Some(name), names) if !names.contains(&name.as_str()) => {
-                let message = format!("must be one of the validation sets: {}", names.join(", "));
-                self.error("checkpoint.best_metric_key", name, message);
-            }
-            (None, [_, _, ..]) => {
-                let message = format!("missing, so LOWEST_VAL never moves; name one of {}", names.join(", "));
-                self.warn("checkpoint.best_metric_key", "", message);
-            }
-            _ => {}
-        }
-        if names.is_empty()
-            && let Some(every) = self.spec.step_scheduler.val_every_steps
-        {
-            self.warn("step_scheduler.val_every_steps", every, "has no effect without a validation_dataset");
-        }
-    }
-
     fn machine(&mut self) {
         let resources = &self.spec.resources;
         match resources.device {
@@ -317,44 +294,6 @@ impl Checker<'_> {
             self.warn("resources.threads_per_worker", threads, message);
         }
     }
-
-    /// The checkpoints that retention keeps, both pointers' targets and the one in the making must fit.
-    fn space(&mut self, architecture: &Architecture) {
-        let Some(free) = self.facts.free_bytes else { return };
-        let memory = architecture.memory(self.spec.precision);
-        let each = memory.weights + memory.master + memory.optimizer;
-        let steps = &self.spec.step_scheduler;
-        let saves = steps.max_steps.div_ceil(steps.ckpt_every_steps.max(1));
-        let kept = match self.spec.checkpoint.max_recent_checkpoints {
-            Some(recent) => saves.min(u64::from(recent) + 2),
-            None => saves,
-        };
-        if each > free {
-            let message = format!(
-                "one checkpoint takes about {} and {} are free; free space or name another directory",
-                size(each),
-                size(free)
-            );
-            self.error("run_dir", self.spec.run_dir.display(), message);
-        } else if each.saturating_mul(kept) > free {
-            let message = format!(
-                "{kept} checkpoints of about {} are kept and {} are free; free space, or set checkpoint.max_recent_checkpoints",
-                size(each),
-                size(free)
-            );
-            self.warn("run_dir", self.spec.run_dir.display(), message);
-        }
-    }
-}
-
-/// Binary units, one decimal.
-fn size(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0..0x10_0000 => (1u64 << 10, "KiB"),
-        0x10_0000..0x4000_0000 => (1 << 20, "MiB"),
-        _ => (1 << 30, "GiB"),
-    };
-    format!("{:.1} {name}", bytes as f64 / unit as f64)
 }
 
 #[cfg(test)]

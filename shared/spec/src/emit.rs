@@ -48,6 +48,7 @@ impl JobSpec {
                     ("model", value) => {
                         written.insert(key, value);
                     }
+                    (_, Value::Null) => {}
                     (_, value) => {
                         written.insert(key, without_nulls(value));
                     }

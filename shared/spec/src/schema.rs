@@ -49,6 +49,15 @@ pub(crate) fn paths(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// `checkpoint.save_consolidated` is a boolean in NeMo AutoModel: true is read as `every`.
+pub(crate) fn save_consolidated(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "enum": [false, true, "false", "final", "every"],
+        "default": "final",
+        "description": "When a Hugging Face directory (`model/consolidated/`) is written into a checkpoint: never, into the last one of a run that reaches its end, into each",
+    })
+}
+
 impl JsonSchema for ValidationDataset {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "ValidationDataset".into()

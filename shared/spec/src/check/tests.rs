@@ -68,6 +68,14 @@ fn rules_across_keys() {
         &["validation_dataset=null"],
         &["validation_dataset=null", "validation_dataset_web.seed=1", "validation_dataset_code.seed=2"],
         &["precision=bf16"],
+        &["checkpoint.keep_every_steps=200"],
+        &["checkpoint.keep_every_steps=150", "checkpoint.max_recent_checkpoints=2"],
+        &["checkpoint.keep_every_steps=350", "checkpoint.max_recent_checkpoints=2"],
+        &["checkpoint.max_recent_weights=2"],
+        &["checkpoint.weights_every_steps=401"],
+        &["checkpoint.weights_only=true"],
+        &["checkpoint.restore_from=runs/tiny"],
+        &["checkpoint.restore_from=runs/other", "model.init=tok"],
     ];
     let text: Vec<_> =
         cases.iter().map(|case| format!("# {}\n{}", case.join(" "), faults(case, &Facts::default()))).collect();
@@ -95,6 +103,18 @@ fn rules_about_files_and_machine() {
         Facts { free_bytes: Some(1 << 20), ..Facts::default() },
     ];
     let text: Vec<_> = cases.iter().map(|facts| faults(&["resources.threads_per_worker=5"], facts)).collect();
+    let space = Facts { free_bytes: Some(2 << 20), ..Facts::default() };
+    let kept: &[&[&str]] = &[
+        &["checkpoint.max_recent_checkpoints=1", "checkpoint.save_consolidated=false"],
+        &["checkpoint.max_recent_checkpoints=1", "checkpoint.keep_every_steps=200"],
+        &[
+            "checkpoint.max_recent_checkpoints=1",
+            "checkpoint.checkpoint_dir=elsewhere",
+            "checkpoint.weights_every_steps=10",
+        ],
+    ];
+    let kept: Vec<_> = kept.iter().map(|case| format!("# {}\n{}", case.join(" "), faults(case, &space))).collect();
+    insta::assert_snapshot!("space", kept.join("\n"));
     insta::assert_snapshot!(text.join("\n"));
     insta::assert_snapshot!(faults(&["resources.device=cuda"], &Facts::default()));
 }

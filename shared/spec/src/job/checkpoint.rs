@@ -23,6 +23,7 @@ pub struct Checkpoint {
     #[schemars(range(min = 1))]
     pub max_failures: Option<u32>,
     /// When a Hugging Face directory is written into a checkpoint.
+    #[schemars(schema_with = "crate::schema::save_consolidated")]
     pub save_consolidated: SaveConsolidated,
     /// Save bf16 weights alone every so many steps, apart from the checkpoints.
     #[schemars(range(min = 1))]

@@ -30,9 +30,22 @@ optimizer: {name: adamw, lr: 6.0e-4, betas: [0.9, 0.95], eps: 1e-8, weight_decay
 lr_scheduler: {lr_decay_style: cosine, lr_warmup_steps: 700, lr_decay_steps: 18500, init_lr: 6e-5, max_lr: 6e-4, min_lr: 0.0}
 clip_grad_norm: {max_norm: 1.0}
 loss_fn: chunked
-checkpoint: {max_recent_checkpoints: 2, best_metric_key: default}
+checkpoint:
+  checkpoint_dir: s3://bucket/gpt2-124m
+  max_recent_checkpoints: 2
+  keep_every_steps: 5000
+  best_metric_key: default
+  when_busy: skip
+  max_failures: 3
+  save_consolidated: every
+  weights_every_steps: 250
+  max_recent_weights: 4
+  restore_from: runs/other/epoch_0_step_999
+  weights_only: true
 fault_tolerance: {max_restarts: 10, on_nonfinite: stop}
 dist_env: {timeout_minutes: 30}
+on_commit: evaluate "$TRAINCTL_CHECKPOINT"
+on_end: "mail -s ended me@example.org"
 "#;
 
 const SMALL: &str = "\
