@@ -15,6 +15,12 @@ pub enum Error {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// A temporary file is gone before it got its name: whoever holds the directory now has removed it.
+    #[error("{} was not made: the holder of the directory has removed its temporary file; try again", path.display())]
+    Swept {
+        /// The file that was to be made.
+        path: PathBuf,
+    },
     /// A key would leave the directory it belongs to.
     #[error("`{key}` is no path inside the store: use a relative path without `..`")]
     Key {

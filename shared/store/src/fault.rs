@@ -8,10 +8,13 @@
 //!
 //! `nth` counts from 1, `*` means each. `what` is `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself), `hang` (this thread
 //! goes no further), the error with which the call fails (`eio`, `enospc`, `edquot`, `erofs`), or, for a sync only, `skip`: it
-//! is left out, as by a programmer who forgot it. Without the variable a hit is one look at an empty list.
+//! is left out, as by a programmer who forgot it. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file
+//! there, a line for each. Without these variables a hit is one look at an empty list.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -20,6 +23,9 @@ use nix::sys::signal::{Signal, raise};
 
 /// The variable that names the fault.
 pub const ENV: &str = "TRAINCTL_FAULT";
+
+/// The variable that names a folder for traces.
+pub const ENV_TRACE: &str = "TRAINCTL_FAULT_TRACE";
 
 /// Any system call that changes a file system.
 const ANY_CALL: &str = "*";
@@ -41,6 +47,8 @@ macro_rules! points {
 points! {
     /// Taking a term or a generation.
     NUMBER_TAKE = "numbers.take";
+    /// Removing what killed processes left of taking one.
+    NUMBER_SWEEP = "numbers.sweep";
     /// Rewriting `holder.json`.
     HOLDER_BEAT = "holder.beat";
     /// Writing into `holder.json` that the tenure has ended.
@@ -55,6 +63,8 @@ points! {
     MAKE_DIRECTORY = "directory.make";
     /// Writing a shard, or another file of a checkpoint.
     SHARD_WRITE = "shard.write";
+    /// Removing what a killed predecessor left of a commit.
+    COMMIT_SWEEP = "commit.sweep";
     /// Writing `config.yaml`.
     COMMIT_CONFIG = "commit.config";
     /// Writing `losses.json`.
@@ -81,6 +91,8 @@ points! {
     PRUNE_DIRECTORY = "prune.directory";
     /// Writing a pin.
     PIN_WRITE = "pin.write";
+    /// Removing what killed readers left of writing one.
+    PIN_SWEEP = "pin.sweep";
     /// Removing a pin.
     PIN_REMOVE = "pin.remove";
     /// Removing what a killed export left.
@@ -210,14 +222,8 @@ impl FromStr for Rule {
 #[derive(Debug, Default)]
 pub struct Faults {
     rules: Vec<Rule>,
-    trace: bool,
-    hits: Mutex<Hits>,
-}
-
-#[derive(Debug, Default)]
-struct Hits {
-    counts: HashMap<String, u64>,
-    order: Vec<String>,
+    trace: Option<File>,
+    hits: Mutex<HashMap<String, u64>>,
 }
 
 impl Faults {
@@ -225,17 +231,23 @@ impl Faults {
     pub fn from_env() -> Arc<Self> {
         static FAULTS: OnceLock<Arc<Faults>> = OnceLock::new();
         Arc::clone(FAULTS.get_or_init(|| {
-            let Ok(text) = std::env::var(ENV) else { return Arc::default() };
-            match Self::parse(&text) {
-                Ok(faults) => {
-                    tracing::warn!(fault = %text, "{ENV} is set: this process will fail on purpose");
-                    Arc::new(faults)
-                }
-                Err(reason) => {
-                    tracing::error!(%reason, "{ENV} is not understood and has no effect");
-                    Arc::default()
+            let mut faults = Self::default();
+            if let Ok(text) = std::env::var(ENV) {
+                match Self::parse(&text) {
+                    Ok(parsed) => {
+                        tracing::warn!(fault = %text, "{ENV} is set: this process will fail on purpose");
+                        faults = parsed;
+                    }
+                    Err(reason) => tracing::error!(%reason, "{ENV} is not understood and has no effect"),
                 }
             }
+            if let Some(folder) = std::env::var_os(ENV_TRACE) {
+                match trace_file(Path::new(&folder)) {
+                    Ok(file) => faults.trace = Some(file),
+                    Err(error) => tracing::error!(%error, "{ENV_TRACE} has no effect"),
+                }
+            }
+            Arc::new(faults)
         }))
     }
 
@@ -246,17 +258,6 @@ impl Faults {
     pub fn parse(text: &str) -> Result<Self, String> {
         let rules = text.split(',').filter(|part| !part.is_empty()).map(str::parse).collect::<Result<_, _>>()?;
         Ok(Self { rules, ..Self::default() })
-    }
-
-    /// No fault, but every hit is remembered for [`Faults::trace`].
-    pub fn tracing() -> Arc<Self> {
-        Arc::new(Self { trace: true, ..Self::default() })
-    }
-
-    /// What was passed so far, in order: points with their stages, syncs, and `*` for each system call. Empty unless made by
-    /// [`Faults::tracing`].
-    pub fn trace(&self) -> Vec<String> {
-        self.hits.lock().unwrap_or_else(PoisonError::into_inner).order.clone()
     }
 
     /// Passes a point; acts if a rule says so.
@@ -277,16 +278,16 @@ impl Faults {
 
     /// Whether the program goes on as it would without faults.
     fn pass(&self, place: &str, suffix: &str) -> io::Result<bool> {
-        if self.rules.is_empty() && !self.trace {
+        if self.rules.is_empty() && self.trace.is_none() {
             return Ok(true);
         }
         let place = format!("{place}{suffix}");
+        if let Some(mut file) = self.trace.as_ref() {
+            file.write_all(format!("{place}\n").as_bytes())?;
+        }
         let count = {
             let mut hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.trace {
-                hits.order.push(place.clone());
-            }
-            let count = hits.counts.entry(place.clone()).or_insert(0);
+            let count = hits.entry(place.clone()).or_insert(0);
             *count += 1;
             *count
         };
@@ -295,6 +296,13 @@ impl Faults {
             None => Ok(true),
         }
     }
+}
+
+/// The file of this process: `<program>-<process id>`.
+fn trace_file(folder: &Path) -> io::Result<File> {
+    let program = std::env::current_exe()?;
+    let program = program.file_name().unwrap_or_default().to_string_lossy();
+    OpenOptions::new().append(true).create(true).open(folder.join(format!("{program}-{}", std::process::id())))
 }
 
 fn act(action: Action) -> io::Result<bool> {

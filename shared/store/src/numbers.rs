@@ -177,11 +177,23 @@ impl Numbers {
         Ok(self.entry(term.0).await?.and_then(|entry| entry.record).map(|record| record.taker))
     }
 
+    /// Removes what killed processes left. A living one that has not taken its number yet takes it again.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) async fn sweep(&self) -> Result<()> {
+        self.io.run(|disk| disk.sweep_dir(FOLDER, FailPoint::NUMBER_SWEEP)).await
+    }
+
     async fn create(&self, number: u64, kind: Kind, term: u64, taker: &Taker) -> Result<Created> {
         let record = Record { kind, term, taker: taker.clone(), at: wall::now() };
         let bytes =
             serde_json::to_vec(&record).map_err(|e| Error::io("write", self.io.root().join(key(number)), e.into()))?;
-        let created = self.io.create_if_absent(&key(number), bytes, FailPoint::NUMBER_TAKE).await?;
+        let created = match self.io.create_if_absent(&key(number), bytes, FailPoint::NUMBER_TAKE).await {
+            // Somebody took a term meanwhile and swept: the caller looks again.
+            Err(Error::Swept { .. }) => return Ok(Created::Exists),
+            other => other?,
+        };
         if created == Created::New {
             self.seen.note(&Entry { number, record: Some(record) });
         }

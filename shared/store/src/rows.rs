@@ -4,7 +4,8 @@
 //! file with steps come in step order, and a step that is there already is left out, so that a worker may send its spool
 //! twice. Opening puts a copy of the whole rows in the file's place: a holder that was frozen and wakes up later still has
 //! the old file open, and appends to one that nobody reads (as with the coordinator's journal). Opening passes the fence, and
-//! a holder whose file was replaced nevertheless notices at its next append, passes the fence and takes it back.
+//! replaces only the file that it has read; a holder whose file was replaced nevertheless (where names cannot be exchanged)
+//! notices at its next append, passes the fence and takes it back, with its own rows.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -73,14 +74,20 @@ impl RowFile {
         let name = path.file_name().and_then(|name| name.to_str());
         let key = name.ok_or_else(|| Error::Key { key: path.display().to_string() })?.to_owned();
         let disk = Disk::new(path.parent().unwrap_or(Path::new("")));
-        let old = disk.read(&key)?;
-        let (size, last_step) = valid_prefix(old.as_deref().unwrap_or_default(), order);
-        let repaired = old.as_ref().map_or(0, |bytes| bytes.len() as u64 - size);
-        fence.pass_blocking()?;
-        disk.sweep(&key, FailPoint::ROW_OPEN)?;
-        if let Some(bytes) = &old {
-            disk.put_durable(&key, &bytes[..size as usize], FailPoint::ROW_OPEN)?;
-        }
+        let (size, last_step, repaired) = loop {
+            let mut old = disk.open_read(&key)?;
+            let bytes = match &mut old {
+                Some(old) => read_from(old, 0).map_err(|e| Error::io("read", path, e))?,
+                None => Vec::new(),
+            };
+            let (size, last_step) = valid_prefix(&bytes, order);
+            fence.pass_blocking()?;
+            disk.sweep(&key, FailPoint::ROW_OPEN)?;
+            let Some(old) = old else { break (size, last_step, 0) };
+            if disk.replace_durable(&key, &old, &bytes[..size as usize], FailPoint::ROW_OPEN)? {
+                break (size, last_step, bytes.len() as u64 - size);
+            }
+        };
         let file = disk.open_append(&key, FailPoint::ROW_OPEN)?;
         let rows = Self { disk, key, file, fence, order, size, last_step, repaired };
         if repaired > 0 {
@@ -125,10 +132,7 @@ impl RowFile {
                 Some(step)
             }
         };
-        if !self.disk.is_same_file(&self.key, &self.file)? {
-            tracing::warn!(path = %self.path().display(), "the file was replaced; takes it back");
-            *self = Self::open_fenced(self.path(), self.order, Arc::clone(&self.fence))?;
-        }
+        self.take_back_if_replaced()?;
         if step.is_some() && step <= self.last_step {
             return Ok(Appended::Ignored);
         }
@@ -138,6 +142,19 @@ impl RowFile {
         self.size += line.len() as u64;
         self.last_step = step.or(self.last_step);
         Ok(Appended::Written)
+    }
+
+    /// Puts this holder's rows in the place of the file that somebody else put there, or removed.
+    fn take_back_if_replaced(&mut self) -> Result<()> {
+        if self.disk.is_same_file(&self.key, &self.file)? {
+            return Ok(());
+        }
+        tracing::warn!(path = %self.path().display(), "the file was replaced; takes it back");
+        let bytes = self.read_from(0)?;
+        self.fence.pass_blocking()?;
+        self.disk.put_durable(&self.key, &bytes[..(self.size as usize).min(bytes.len())], FailPoint::ROW_OPEN)?;
+        self.file = self.disk.open_append(&self.key, FailPoint::ROW_OPEN)?;
+        Ok(())
     }
 
     /// Cuts off the torn tail of an append that failed half-way.
@@ -169,6 +186,7 @@ impl RowFile {
     /// [`Error::Superseded`] from the fence, [`Error::Io`].
     pub fn cut_after(&mut self, step: Option<u64>, abandoned: impl AsRef<Path>) -> Result<u64> {
         self.fence.pass_blocking()?;
+        self.take_back_if_replaced()?;
         let bytes = self.read_from(0)?;
         let (mut offset, mut last) = (0, None);
         for line in bytes[..(self.size as usize).min(bytes.len())].split_inclusive(|byte| *byte == b'\n') {

@@ -120,7 +120,19 @@ fn a_holder_whose_file_was_replaced_takes_it_back() {
     assert_eq!(steps(&training(&dir)), [0, 1]);
     std::fs::remove_file(training(&dir)).unwrap();
     rows.append(&json!({"step": 2})).unwrap();
-    assert_eq!(steps(&training(&dir)), [2], "a deleted file is made again");
+    assert_eq!(steps(&training(&dir)), [0, 1, 2], "a deleted file is made again");
+}
+
+#[test]
+fn a_file_that_was_replaced_between_the_look_and_the_change_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::with_faults(dir.path(), Arc::default());
+    std::fs::write(training(&dir), "old").unwrap();
+    let seen = disk.open_read("training.jsonl").unwrap().unwrap();
+    assert!(disk.replace_durable("training.jsonl", &seen, b"mine", FailPoint::ROW_OPEN).unwrap());
+    assert!(!disk.replace_durable("training.jsonl", &seen, b"late", FailPoint::ROW_OPEN).unwrap());
+    assert_eq!(std::fs::read(training(&dir)).unwrap(), b"mine");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
 }
 
 #[test]

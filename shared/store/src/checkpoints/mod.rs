@@ -184,6 +184,8 @@ impl CheckpointStore {
     /// [`Error::Io`]. After an error the checkpoint may be committed or not; call again to know.
     pub async fn commit(&self, fence: &dyn Fence, draft: Manifest, config_yaml: &str) -> Result<CommitOutcome> {
         let name = draft.name;
+        fence.pass().await?;
+        self.io.run(move |disk| disk.sweep_dir(&name.to_string(), FailPoint::COMMIT_SWEEP)).await?;
         if let Some(Ok(committed)) = self.look(name).await? {
             return Ok(CommitOutcome::AlreadyCommitted(committed));
         }

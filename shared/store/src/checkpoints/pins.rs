@@ -84,7 +84,16 @@ impl CheckpointStore {
         let key = key(pin.name, &pin.who);
         let bytes =
             serde_json::to_vec(pin).map_err(|e| Error::io("write", self.control.root().join(&key), e.into()))?;
-        self.control.put_durable(&key, bytes, FailPoint::PIN_WRITE).await
+        match self.control.put_durable(&key, bytes.clone(), FailPoint::PIN_WRITE).await {
+            // A new holder has swept the directory.
+            Err(Error::Swept { .. }) => self.control.put_durable(&key, bytes, FailPoint::PIN_WRITE).await,
+            other => other,
+        }
+    }
+
+    /// Removes what killed readers left of writing one. A living one writes it again.
+    pub(super) async fn sweep_pins(&self) -> Result<()> {
+        self.control.run(|disk| disk.sweep_dir(FOLDER, FailPoint::PIN_SWEEP)).await
     }
 
     /// Removes a pin of either kind; `false` if there was none.

@@ -89,7 +89,6 @@ impl CheckpointStore {
                 continue;
             }
             fence.pass().await?;
-            self.io.run(move |disk| disk.sweep(pointer, FailPoint::POINTER_SWEEP)).await?;
             match to {
                 Some(name) => self.io.swap_symlink(pointer, &name.to_string(), point).await?,
                 None => {
@@ -99,6 +98,14 @@ impl CheckpointStore {
             moves.push(PointerMove { pointer, from, to });
         }
         Ok(moves)
+    }
+
+    /// Removes what killed predecessors left of a swap.
+    pub(super) async fn sweep_pointers(&self) -> Result<()> {
+        for pointer in [LATEST, LOWEST_VAL] {
+            self.io.run(move |disk| disk.sweep(pointer, FailPoint::POINTER_SWEEP)).await?;
+        }
+        Ok(())
     }
 
     /// What the pointers name now, if it is committed. A pointer that names anything else is as good as missing.

@@ -176,6 +176,9 @@ impl CheckpointStore {
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
     pub async fn take_over(&self, fence: &dyn Fence, best_metric_key: &str) -> Result<TakenOver> {
+        fence.pass().await?;
+        self.sweep_pointers().await?;
+        self.sweep_pins().await?;
         let restored = self.restore_late_renames(fence).await?;
         let moves = self.repair_pointers(fence, best_metric_key).await?;
         Ok(TakenOver { restored, moves })
@@ -193,7 +196,12 @@ impl CheckpointStore {
                 // Only a first retirement has the bare name, and a late rename takes the bare name too or fails.
                 let Ok(name) = entry.name.parse::<CheckpointName>() else { continue };
                 let from = format!("{from}/{name}");
-                let Some(bytes) = self.io.read(&format!("{from}/{MANIFEST}")).await? else { continue };
+                let Some(bytes) = self.io.read(&format!("{from}/{MANIFEST}")).await? else {
+                    // A save that never ended, renamed by a holder that was killed before it removed it.
+                    fence.pass().await?;
+                    self.io.remove_tree(&from, FailPoint::RETIRE_REMOVE).await?;
+                    continue;
+                };
                 let late = Manifest::parse(&bytes).is_ok_and(|(manifest, _)| manifest.generation >= generation);
                 if late && self.io.read(&name.key(MANIFEST)).await?.is_none() {
                     fence.pass().await?;

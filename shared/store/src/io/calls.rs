@@ -9,6 +9,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
 use crate::fault::{FailPoint, Faults, Stage, Synced};
 
 /// The calls of one process, and the faults that they meet.
@@ -84,6 +87,16 @@ impl Calls {
     pub(super) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.faults.call()?;
         fs::rename(from, to)
+    }
+
+    /// Swaps two names in one step. `false` where the file system cannot, and then nothing is done.
+    pub(super) fn exchange(&self, a: &Path, b: &Path) -> io::Result<bool> {
+        self.faults.call()?;
+        match renameat2(AT_FDCWD, a, AT_FDCWD, b, RenameFlags::RENAME_EXCHANGE) {
+            Ok(()) => Ok(true),
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     pub(super) fn hard_link(&self, original: &Path, link: &Path) -> io::Result<()> {

@@ -218,13 +218,17 @@ impl Disk {
                     Ok(if links == 2 { Created::New } else { Created::Exists })
                 }
                 Err(e) if links_refused(&e) => self.create_exclusive(&path, bytes, point),
+                // Whoever took the directory over has swept it: as good as not begun.
+                Err(e) if e.kind() == io::ErrorKind::NotFound && !temp.exists() => {
+                    Err(Error::Swept { path: path.clone() })
+                }
                 Err(e) => Err(Error::io("create", &path, e)),
             }
         };
         let outcome = write();
-        let cleaned = self.calls.remove_file(&temp);
+        let cleaned = absent_is_none(self.calls.remove_file(&temp), "remove", &temp);
         let outcome = outcome?;
-        cleaned.map_err(|e| Error::io("remove", &temp, e))?;
+        cleaned?;
         self.sync_directory(parent(&path), point)?;
         self.hit(point, Stage::Done, &path)?;
         Ok(outcome)
@@ -239,6 +243,43 @@ impl Disk {
         let mut writer = self.writer(key, point)?;
         writer.write(bytes)?;
         writer.finish()
+    }
+
+    /// [`Disk::put_durable`] in the place of the file that is open as `old`. `false` if the name means another file by then:
+    /// that one stays. (Where names cannot be exchanged, a process that is frozen between the look and the rename replaces
+    /// it all the same.)
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub(crate) fn replace_durable(&self, key: &str, old: &File, bytes: &[u8], point: FailPoint) -> Result<bool> {
+        let path = self.path(key)?;
+        self.hit(point, Stage::Before, &path)?;
+        let temp = temp_path(&path);
+        let swap = || -> Result<bool> {
+            self.write_new(&temp, bytes, point)?;
+            self.hit(point, Stage::Temp, &path)?;
+            let failed = |e| Error::io("replace", &path, e);
+            if !self.is_same_file(key, old)? {
+                return Ok(false);
+            }
+            if !self.calls.exchange(&temp, &path).map_err(failed)? {
+                self.calls.rename(&temp, &path).map_err(failed)?;
+                return Ok(true);
+            }
+            let replaced = fs::metadata(&temp).map_err(failed)?;
+            let is_old = is_file(old, &replaced).map_err(failed)?;
+            if !is_old {
+                self.calls.exchange(&temp, &path).map_err(failed)?;
+            }
+            Ok(is_old)
+        };
+        let outcome = swap();
+        let cleaned = absent_is_none(self.calls.remove_file(&temp), "remove", &temp);
+        let outcome = outcome?;
+        cleaned?;
+        self.sync_directory(parent(&path), point)?;
+        self.hit(point, Stage::Done, &path)?;
+        Ok(outcome)
     }
 
     /// Starts a file that becomes visible, complete and durable, with [`FileWriter::finish`].
@@ -348,6 +389,12 @@ impl Disk {
         Ok(file)
     }
 
+    /// Opens a file for reading; `None` if there is none.
+    pub(crate) fn open_read(&self, key: &str) -> Result<Option<File>> {
+        let path = self.path(key)?;
+        absent_is_none(File::open(&path), "open", &path)
+    }
+
     /// Makes what was written to an open file durable.
     ///
     /// # Errors
@@ -361,9 +408,10 @@ impl Disk {
     /// Whether `key` still names the open file.
     pub(crate) fn is_same_file(&self, key: &str, file: &File) -> Result<bool> {
         let path = self.path(key)?;
-        let open = file.metadata().map_err(|e| Error::io("look at", &path, e))?;
-        let named = absent_is_none(fs::metadata(&path), "look at", &path)?;
-        Ok(named.is_some_and(|named| named.ino() == open.ino() && named.dev() == open.dev()))
+        match absent_is_none(fs::metadata(&path), "look at", &path)? {
+            Some(named) => is_file(file, &named).map_err(|e| Error::io("look at", &path, e)),
+            None => Ok(false),
+        }
     }
 
     /// Appends with one write call; a short write is an error and leaves a torn tail, which the next open repairs.
@@ -390,8 +438,16 @@ impl Disk {
     /// Removes temporary files of `key` that a killed process left. Only whoever alone may write the key calls this.
     pub(crate) fn sweep(&self, key: &str, point: FailPoint) -> Result<()> {
         let (directory, name) = key.rsplit_once('/').unwrap_or(("", key));
-        let prefix = format!("{TEMP_PREFIX}{name}-");
-        for entry in self.list_all(directory)?.into_iter().filter(|entry| entry.name.starts_with(&prefix)) {
+        self.sweep_prefix(directory, &format!("{TEMP_PREFIX}{name}-"), point)
+    }
+
+    /// Removes all temporary files in a directory.
+    pub(crate) fn sweep_dir(&self, directory: &str, point: FailPoint) -> Result<()> {
+        self.sweep_prefix(directory, TEMP_PREFIX, point)
+    }
+
+    fn sweep_prefix(&self, directory: &str, prefix: &str, point: FailPoint) -> Result<()> {
+        for entry in self.list_all(directory)?.into_iter().filter(|entry| entry.name.starts_with(prefix)) {
             let stale = if directory.is_empty() { entry.name } else { format!("{directory}/{}", entry.name) };
             self.remove_file(&stale, point)?;
         }
@@ -465,7 +521,12 @@ impl FileWriter {
             self.calls.hit(self.point, Stage::Temp)?;
             self.calls.rename(&self.temp, &self.path)
         };
-        publish().map_err(|e| Error::io("write", &self.path, e))?;
+        publish().map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound if !self.temp.exists() && parent(&self.path).exists() => {
+                Error::Swept { path: self.path.clone() }
+            }
+            _ => Error::io("write", &self.path, e),
+        })?;
         self.finished = true;
         let done = || {
             self.calls.sync_dir(parent(&self.path), self.point).and_then(|()| self.calls.hit(self.point, Stage::Done))
@@ -501,6 +562,11 @@ fn parent(path: &Path) -> &Path {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
+}
+
+fn is_file(open: &File, named: &fs::Metadata) -> io::Result<bool> {
+    let open = open.metadata()?;
+    Ok(named.ino() == open.ino() && named.dev() == open.dev())
 }
 
 fn links_refused(e: &io::Error) -> bool {

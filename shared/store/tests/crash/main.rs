@@ -1,0 +1,151 @@
+//! The crash matrix of the store (P2, C2–C6): a holder is killed, frozen, or fails, at every fail point and at every system
+//! call that changes the directory; the next one finds a run whose LATEST loads, loses nothing that was promised, and leaves
+//! nothing behind. The children are this test's own executable, with `TRAINCTL_FAULT` set.
+//!
+//! Without `TRAINCTL_MATRIX=all` each test carries out a sample that has every place at least once.
+
+#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "helpers of tests")]
+
+mod cases;
+mod check;
+mod cycle;
+mod scene;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::Arc;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use trainctl_store::checkpoints::Selector;
+use trainctl_store::fault::FailPoint;
+use trainctl_store::layout::CheckpointName;
+use trainctl_store::{CheckpointStore, Unfenced};
+
+use crate::cases::{Case, carry_out, cases, places, points, sample};
+use crate::cycle::{Plan, STEPS, coordinate};
+use crate::scene::{Scene, Start, block_on, scratch};
+
+#[test]
+fn child() {
+    scene::child();
+}
+
+#[test]
+fn every_fail_point_is_in_the_matrix() {
+    let passed: Vec<_> = Scene::ALL.into_iter().flat_map(places).map(|(place, _)| place).collect();
+    let passed = points(passed.iter());
+    let missing: Vec<_> = FailPoint::ALL.iter().map(|point| point.0).filter(|point| !passed.contains(*point)).collect();
+    assert!(missing.is_empty(), "make the cycle or a scene pass these too: {missing:?}");
+}
+
+fn ended_in_order(status: ExitStatus, promises: &Path) -> Result<(), String> {
+    if status.success() {
+        return Ok(());
+    }
+    Err(format!("the child ended in disorder: {}", std::fs::read_to_string(scene::said(promises)).unwrap()))
+}
+
+/// One child with a fault, then a holder without one.
+fn kill_or_fail(case: &Case) -> Result<(), String> {
+    let scratch = scratch();
+    let (dir, promises) = (scratch.path().join("run"), scratch.path().join("promises"));
+    case.scene.prepare(&dir);
+    let fault = case.fault();
+    let start = Start { scene: case.scene, dir: &dir, promises: &promises, fault: &fault, trace: None };
+    let status = start.spawn().wait().unwrap();
+    match case.action {
+        "exit" if status.signal() != Some(Signal::SIGKILL as i32) => return Err(format!("not reached: {status}")),
+        "exit" => {}
+        _ => ended_in_order(status, &promises)?,
+    }
+    block_on(async {
+        check::loads(&dir, case.scene, &promises).await.map_err(|e| format!("after the fault: {e}"))?;
+        coordinate(&dir, &Arc::default(), &Plan::default()).await.map_err(|e| format!("the next holder: {e}"))?;
+        check::complete(&dir, case.scene, STEPS, &promises).await?;
+        check::clean(&dir).await
+    })
+}
+
+#[test]
+fn a_kill_anywhere_leaves_a_run_that_loads_and_goes_on() {
+    let (all, seed) = (cases(&["exit"], |_| true), cases::seed());
+    let chosen = sample(all.clone(), 40, seed);
+    carry_out("kills", all.len(), &chosen, seed, || (), |(), case| kill_or_fail(case));
+}
+
+#[test]
+fn an_error_anywhere_leaves_a_run_that_loads_and_goes_on() {
+    let (all, seed) = (cases(&["eio", "enospc"], |_| true), cases::seed());
+    let chosen = sample(all.clone(), 40, seed);
+    carry_out("errors", all.len(), &chosen, seed, || (), |(), case| kill_or_fail(case));
+}
+
+/// The second holder commits ten checkpoints while the first one is frozen.
+fn freeze(case: &Case) -> Result<(), String> {
+    const MORE: u64 = STEPS + 10;
+    let scratch = scratch();
+    let (dir, promises) = (scratch.path().join("run"), scratch.path().join("promises"));
+    case.scene.prepare(&dir);
+    let fault = case.fault();
+    let mut child = Start { scene: case.scene, dir: &dir, promises: &promises, fault: &fault, trace: None }.spawn();
+    let pid = Pid::from_raw(child.id() as i32);
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    if !matches!(stopped, WaitStatus::Stopped(..)) {
+        return Err(format!("not reached: {stopped:?}"));
+    }
+    let taken_over = block_on(async {
+        let plan = Plan { others_live: true, steps: MORE, ..Plan::default() };
+        coordinate(&dir, &Arc::default(), &plan).await.map_err(|e| format!("the second holder: {e}"))?;
+        check::complete(&dir, case.scene, MORE, &promises).await
+    });
+    kill(pid, Signal::SIGCONT).unwrap();
+    let ended = child.wait().unwrap();
+    taken_over?;
+    ended_in_order(ended, &promises)?;
+    block_on(async {
+        // P2 holds at once; the rest when whoever holds the run looks again one lease after the takeover (C2).
+        let latest = CheckpointStore::open(&dir).resolve(Selector::Latest, &Default::default()).await;
+        latest.map_err(|e| format!("after the wake: {e}"))?;
+        let store = CheckpointStore::open(&dir);
+        store.take_over(&Unfenced, "default").await.map_err(|e| format!("the second look: {e}"))?;
+        store.prune(&Unfenced, Some(1), "default").await.map_err(|e| format!("the second look: {e}"))?;
+        check::complete(&dir, case.scene, MORE, &promises).await
+    })
+}
+
+#[test]
+fn a_holder_that_is_frozen_anywhere_and_wakes_up_after_ten_commits_of_another_does_no_harm() {
+    let named = |place: &str| place != cases::ANY_CALL && !place.ends_with(".fsync") && !place.ends_with(".fsync_dir");
+    let (all, seed) = (cases(&["stop"], named), cases::seed());
+    let chosen = sample(all.clone(), 0, seed);
+    carry_out("freezes", all.len(), &chosen, seed, || (), |(), case| freeze(case));
+}
+
+#[test]
+fn a_late_rename_of_what_the_successor_committed_is_undone() {
+    let scratch = scratch();
+    let (dir, promises) = (scratch.path().join("run"), scratch.path().join("promises"));
+    let from = Selector::Name(CheckpointName { epoch: 0, step: 1 });
+    block_on(coordinate(&dir, &Arc::default(), &Plan::default())).unwrap();
+    let start =
+        Start { scene: Scene::Rollback, dir: &dir, promises: &promises, fault: "retire.rename:1:stop", trace: None };
+    let mut child = start.spawn();
+    let pid = Pid::from_raw(child.id() as i32);
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    assert!(matches!(stopped, WaitStatus::Stopped(..)), "{stopped:?}");
+    let plan = Plan { from, others_live: true, ..Plan::default() };
+    block_on(coordinate(&dir, &Arc::default(), &plan)).unwrap();
+    kill(pid, Signal::SIGCONT).unwrap();
+    assert!(child.wait().unwrap().success());
+    let store = CheckpointStore::open(&dir);
+    let last = CheckpointName { epoch: 0, step: 3 };
+    block_on(async {
+        assert!(store.list().await.unwrap().get(last).is_none(), "the late rename took it away");
+        let taken_over = store.take_over(&Unfenced, "default").await.unwrap();
+        assert_eq!(taken_over.restored, [last]);
+        check::complete(&dir, Scene::Rollback, STEPS, &promises).await.unwrap();
+    });
+}
