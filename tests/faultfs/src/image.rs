@@ -308,6 +308,28 @@ impl Image {
         Ok(())
     }
 
+    /// Makes everything durable.
+    pub fn sync_all(&mut self) {
+        self.durable = self.live.clone();
+        self.moves.clear();
+    }
+
+    /// Makes some things durable, as the kernel may at any time and in any order: about every other inode, by `seed`.
+    pub fn write_back(&mut self, seed: u64) {
+        let mut inos: Vec<Ino> = self.live.keys().copied().collect();
+        inos.sort_unstable();
+        for ino in inos {
+            // The finalizer of splitmix64.
+            let mut bits = seed.wrapping_add(ino.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            if (bits ^ (bits >> 31)) & 1 == 1 {
+                // Every inode of the list is there.
+                self.sync(ino).unwrap_or_default();
+            }
+        }
+    }
+
     /// What a cut leaves of an inode whose name is durable and nothing else.
     fn never_synced(&self, ino: Ino) -> Result<Node> {
         let node = self.node(ino)?;

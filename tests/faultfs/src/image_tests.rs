@@ -156,6 +156,24 @@ fn a_late_process_sees_new_names_later_and_until_then_what_they_meant_before() {
 }
 
 #[test]
+fn the_kernel_may_write_back_anything_before_a_cut() {
+    let survivors = |seed: u64| {
+        let mut image = Image::default();
+        let dir = directory(&mut image, ROOT, "d");
+        file(&mut image, dir, "f", b"x");
+        image.write_back(seed);
+        after_cut(image)
+    };
+    let mut found: Vec<_> = (0..64).map(survivors).collect();
+    assert_eq!(survivors(3), found[3], "the same seed does the same");
+    found.sort();
+    found.dedup();
+    let (none, dir) = (named(&[]), named(&[("d/", "")]));
+    let (empty, whole) = (named(&[("d/", ""), ("d/f", "")]), named(&[("d/", ""), ("d/f", "x")]));
+    assert_eq!(found, [none, dir, empty, whole]);
+}
+
+#[test]
 fn names_obey_posix() {
     let mut image = Image::default();
     let dir = directory(&mut image, ROOT, "d");

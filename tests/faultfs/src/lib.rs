@@ -143,6 +143,22 @@ impl FaultFs {
         self.command(&format!("capacity {bytes}")).map(|_| ())
     }
 
+    /// Makes everything durable.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn sync(&mut self) -> Result<(), Error> {
+        self.command("sync").map(|_| ())
+    }
+
+    /// Makes some inodes durable, as the kernel may at any time: about every other one, by `seed`.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn write_back(&mut self, seed: u64) -> Result<(), Error> {
+        self.command(&format!("write-back {seed}")).map(|_| ())
+    }
+
     /// The power fails and comes back.
     ///
     /// # Errors

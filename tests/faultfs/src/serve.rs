@@ -396,6 +396,8 @@ fn obey(line: &str, state: &Shared, mounts: &mut Vec<BackgroundSession>) -> std:
         "fail" => state_now.script.add(rest.parse()?),
         "clear" => state_now.script.clear(),
         "capacity" => state_now.capacity = Some(number(rest)?).filter(|bytes| *bytes > 0),
+        "sync" => state_now.image.sync_all(),
+        "write-back" => state_now.image.write_back(number(rest)?),
         "cut" => state_now.image.cut(),
         "used" => return Ok(format!("ok {}", state_now.image.used())),
         "changes" => return Ok(format!("ok {}", state_now.script.changes())),

@@ -218,6 +218,15 @@ impl CheckpointStore {
         }
     }
 
+    /// Removes what killed predecessors left of commits.
+    async fn sweep_commits(&self) -> Result<()> {
+        let is_checkpoint = |name: &str| name.parse::<CheckpointName>().is_ok();
+        for entry in self.io.list("").await?.into_iter().filter(|entry| is_checkpoint(&entry.name)) {
+            self.io.run(move |disk| disk.sweep_dir(&entry.name, FailPoint::COMMIT_SWEEP)).await?;
+        }
+        Ok(())
+    }
+
     /// A manifest, or why it is none; `None` without one.
     async fn look(&self, name: CheckpointName) -> Result<Option<Result<Committed, Fault>>> {
         let Some(bytes) = self.io.read(&name.key(MANIFEST)).await? else { return Ok(None) };

@@ -178,6 +178,7 @@ impl CheckpointStore {
     pub async fn take_over(&self, fence: &dyn Fence, best_metric_key: &str) -> Result<TakenOver> {
         fence.pass().await?;
         self.sweep_pointers().await?;
+        self.sweep_commits().await?;
         self.sweep_pins().await?;
         let restored = self.restore_late_renames(fence).await?;
         let moves = self.repair_pointers(fence, best_metric_key).await?;

@@ -45,19 +45,23 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// What an unbroken child passes in a scene, with how often.
-pub(crate) fn places(scene: Scene) -> BTreeMap<String, u64> {
+/// What an unbroken child passes in a scene, in order.
+pub(crate) fn trace(scene: Scene) -> Vec<String> {
     let (dir, trace) = (scratch(), scratch());
     let run = dir.path().join("run");
     scene.prepare(&run);
     let promises = dir.path().join("promises");
     let start = Start { scene, dir: &run, promises: &promises, fault: "", trace: Some(trace.path()) };
     assert!(start.spawn().wait().unwrap().success());
+    let file = std::fs::read_dir(trace.path()).unwrap().next().unwrap().unwrap().path();
+    std::fs::read_to_string(file).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// The same, with how often.
+pub(crate) fn places(scene: Scene) -> BTreeMap<String, u64> {
     let mut places = BTreeMap::new();
-    for file in std::fs::read_dir(trace.path()).unwrap() {
-        for place in std::fs::read_to_string(file.unwrap().path()).unwrap().lines() {
-            *places.entry(place.to_owned()).or_insert(0) += 1;
-        }
+    for place in trace(scene) {
+        *places.entry(place).or_insert(0) += 1;
     }
     places
 }

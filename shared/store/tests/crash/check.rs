@@ -5,7 +5,9 @@ use std::path::Path;
 
 use trainctl_store::CheckpointStore;
 use trainctl_store::checkpoints::{Depth, ResolveError, ResolveOptions, Selector};
+use trainctl_store::io::Io;
 use trainctl_store::layout::{CheckpointName, LATEST, LOWEST_VAL};
+use trainctl_store::numbers::Numbers;
 use trainctl_store::rows::parse_rows;
 
 use crate::cycle::EXPORT;
@@ -24,8 +26,9 @@ fn promised(promises: &Path) -> BTreeMap<String, u64> {
     text.lines().filter_map(line).collect()
 }
 
-/// P2, read-only: what LATEST names loads, every committed checkpoint is whole, and no promise is broken.
+/// Directly after the fault. P2, read-only: what LATEST names loads, every committed checkpoint is whole, and no promise is broken.
 pub(crate) async fn loads(dir: &Path, scene: Scene, promises: &Path) -> Checked {
+    let promised = promised(promises);
     let store = CheckpointStore::open(dir);
     if let Ok(target) = std::fs::read_link(dir.join(LATEST)) {
         let name: CheckpointName = target.to_str().unwrap_or_default().parse().map_err(|e| format!("LATEST: {e}"))?;
@@ -47,13 +50,23 @@ pub(crate) async fn loads(dir: &Path, scene: Scene, promises: &Path) -> Checked 
         }
         Err(e) => return Err(e.to_string()),
     }
-    let promised = promised(promises);
     let newest = listing.committed.last().map(|newest| newest.name().step);
     let committed = promised.get("commit").copied().max(scene.committed());
     ensure(newest >= committed, || format!("step {committed:?} was committed, the newest is {newest:?}"))?;
     let rows = steps_of_rows(dir)?;
     let row = promised.get("row").copied();
     ensure(rows.last().copied() >= row, || format!("row {row:?} was synced, there are {rows:?}"))?;
+    let pin = promised.get("pin").map(|step| CheckpointName { epoch: 0, step: *step });
+    let pinned = store.pinned().await.map_err(|e| e.to_string())?;
+    ensure(pin.is_none_or(|pin| pinned.contains(&pin)), || format!("{pin:?} was pinned, there are {pinned:?}"))?;
+    let numbers = Numbers::new(Io::new(dir.join("control"))).all().await.map_err(|e| e.to_string())?;
+    let number = numbers.iter().filter(|entry| entry.record.is_some()).map(|entry| entry.number).max();
+    let taken = promised.get("number").copied();
+    ensure(number >= taken, || format!("number {taken:?} was taken, there are {numbers:?}"))?;
+    let latest = std::fs::read_link(dir.join(LATEST)).ok();
+    let latest = latest.and_then(|name| Some(name.to_str()?.parse::<CheckpointName>().ok()?.step));
+    let swapped = promised.get("latest").copied();
+    ensure(latest >= swapped, || format!("LATEST named step {swapped:?}, and now {latest:?}"))?;
     if promised.contains_key("export") {
         ensure(dir.join(EXPORT).exists(), || "the export is gone".to_owned())?;
     }
@@ -61,8 +74,9 @@ pub(crate) async fn loads(dir: &Path, scene: Scene, promises: &Path) -> Checked 
 }
 
 /// The run is over, and nothing is left of whatever happened on the way.
-pub(crate) async fn complete(dir: &Path, scene: Scene, steps: u64, promises: &Path) -> Checked {
-    loads(dir, scene, promises).await?;
+pub(crate) async fn complete(dir: &Path, scene: Scene, steps: u64) -> Checked {
+    // What was promised before is not: the next holder has pins and numbers of its own.
+    loads(dir, scene, Path::new("")).await?;
     let store = CheckpointStore::open(dir);
     let listing = store.list().await.map_err(|e| e.to_string())?;
     // The last generation's start stays pinned until the next one has a start of its own.

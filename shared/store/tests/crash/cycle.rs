@@ -103,7 +103,9 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
     let host = Host { others_live: plan.others_live };
     let tenure = Arc::new(Tenure::acquire(control, info, &host, &TokioClock::default(), &policy).await?);
     store.take_over(&*tenure, "default").await?;
+    plan.promise("number", tenure.term().0)?;
     let generation = tenure.take_generation().await?.0;
+    plan.promise("number", generation)?;
     let start = match store.resolve(plan.from, &ResolveOptions::default()).await {
         Ok(resolved) => Some(resolved.checkpoint),
         Err(ResolveError::Empty { .. } | ResolveError::NoneCommitted { .. }) => None,
@@ -112,6 +114,7 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
     let step = start.as_ref().map(|start| start.manifest.step);
     if let Some(start) = &start {
         pin_only(&store, start.name(), generation).await?;
+        plan.promise("pin", start.name().step)?;
     }
     store.retire_after(&*tenure, step, generation, "default").await?;
     store.prune(&*tenure, Some(1), "default").await?;
@@ -138,6 +141,7 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
         commit(&store, &tenure, &draft, &config(dir)).await?;
         plan.promise("commit", step)?;
         store.repair_pointers(&*tenure, "default").await?;
+        plan.promise("latest", step)?;
         store.prune(&*tenure, Some(1), "default").await?;
         tenure.beat().await?;
     }

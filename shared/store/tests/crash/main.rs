@@ -8,6 +8,7 @@
 
 mod cases;
 mod check;
+mod cuts;
 mod cycle;
 mod scene;
 
@@ -31,6 +32,11 @@ use crate::scene::{Scene, Start, block_on, scratch};
 #[test]
 fn child() {
     scene::child();
+}
+
+#[test]
+fn faultfs_server() {
+    trainctl_faultfs::serve_if_asked();
 }
 
 #[test]
@@ -64,7 +70,7 @@ fn kill_or_fail(case: &Case) -> Result<(), String> {
     block_on(async {
         check::loads(&dir, case.scene, &promises).await.map_err(|e| format!("after the fault: {e}"))?;
         coordinate(&dir, &Arc::default(), &Plan::default()).await.map_err(|e| format!("the next holder: {e}"))?;
-        check::complete(&dir, case.scene, STEPS, &promises).await?;
+        check::complete(&dir, case.scene, STEPS).await?;
         check::clean(&dir).await
     })
 }
@@ -99,7 +105,7 @@ fn freeze(case: &Case) -> Result<(), String> {
     let taken_over = block_on(async {
         let plan = Plan { others_live: true, steps: MORE, ..Plan::default() };
         coordinate(&dir, &Arc::default(), &plan).await.map_err(|e| format!("the second holder: {e}"))?;
-        check::complete(&dir, case.scene, MORE, &promises).await
+        check::complete(&dir, case.scene, MORE).await
     });
     kill(pid, Signal::SIGCONT).unwrap();
     let ended = child.wait().unwrap();
@@ -112,14 +118,17 @@ fn freeze(case: &Case) -> Result<(), String> {
         let store = CheckpointStore::open(&dir);
         store.take_over(&Unfenced, "default").await.map_err(|e| format!("the second look: {e}"))?;
         store.prune(&Unfenced, Some(1), "default").await.map_err(|e| format!("the second look: {e}"))?;
-        check::complete(&dir, case.scene, MORE, &promises).await
+        check::complete(&dir, case.scene, MORE).await
     })
 }
 
 #[test]
 fn a_holder_that_is_frozen_anywhere_and_wakes_up_after_ten_commits_of_another_does_no_harm() {
     let named = |place: &str| place != cases::ANY_CALL && !place.ends_with(".fsync") && !place.ends_with(".fsync_dir");
-    let (all, seed) = (cases(&["stop"], named), cases::seed());
+    // Whoever freezes before it has a term is a successor like any other when it wakes up, and may go back as it was told.
+    let holds = |case: &Case| case.nth > 1 || !["numbers.take", "numbers.take.temp"].contains(&case.place.as_str());
+    let (mut all, seed) = (cases(&["stop"], named), cases::seed());
+    all.retain(|case| case.scene == Scene::Fresh || holds(case));
     let chosen = sample(all.clone(), 0, seed);
     carry_out("freezes", all.len(), &chosen, seed, || (), |(), case| freeze(case));
 }
@@ -146,6 +155,6 @@ fn a_late_rename_of_what_the_successor_committed_is_undone() {
         assert!(store.list().await.unwrap().get(last).is_none(), "the late rename took it away");
         let taken_over = store.take_over(&Unfenced, "default").await.unwrap();
         assert_eq!(taken_over.restored, [last]);
-        check::complete(&dir, Scene::Rollback, STEPS, &promises).await.unwrap();
+        check::complete(&dir, Scene::Rollback, STEPS).await.unwrap();
     });
 }

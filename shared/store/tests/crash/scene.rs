@@ -173,7 +173,10 @@ fn is_orderly(error: &AnyError) -> bool {
     };
     let (store, acquire) = (error.downcast_ref::<Error>(), error.downcast_ref::<AcquireError>());
     let (resolve, export) = (error.downcast_ref::<ResolveError>(), error.downcast_ref::<ExportError>());
-    store.is_some_and(ours)
+    // The cycle's own litter, for which there is no directory any more.
+    let gone = error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound);
+    gone
+        || store.is_some_and(ours)
         || matches!(acquire, Some(AcquireError::Store(error)) if ours(error))
         || matches!(resolve, Some(ResolveError::Store(error)) if ours(error))
         || matches!(export, Some(ExportError::Store(error)) if ours(error))
