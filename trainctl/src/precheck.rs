@@ -99,7 +99,7 @@ fn finished(spec: &JobSpec, done: u64, latest: &str, listing: &Listing) -> Strin
 }
 
 /// `checkpoint.best_metric_key`, else "default", else the only set there is.
-fn best_metric_key(spec: &JobSpec) -> String {
+pub(crate) fn best_metric_key(spec: &JobSpec) -> String {
     let mut names = spec.validation_datasets.keys();
     match (&spec.checkpoint.best_metric_key, names.next(), names.next()) {
         (Some(key), _, _) => key.clone(),
@@ -142,7 +142,7 @@ fn is_empty(dir: &Path) -> Result<bool, Failure> {
 }
 
 /// A holder that certainly lives is refused here; where it is uncertain the coordinator waits out the lease (J2).
-async fn refuse_live_holder(run_dir: &RunDir) -> Result<(), Failure> {
+pub(crate) async fn refuse_live_holder(run_dir: &RunDir) -> Result<(), Failure> {
     let holder =
         read_holder(&Io::new(run_dir.control())).await.map_err(|error| Failure::internal(error.to_string()))?;
     let Some(holder) = holder.filter(|holder| !holder.released) else { return Ok(()) };
@@ -155,7 +155,7 @@ async fn refuse_live_holder(run_dir: &RunDir) -> Result<(), Failure> {
 }
 
 /// Whether the coordinator that holds the directory answers there.
-async fn answers(run_dir: &RunDir, holder: &Holder) -> bool {
+pub(crate) async fn answers(run_dir: &RunDir, holder: &Holder) -> bool {
     let dir = run_dir.control();
     let Ok(endpoint) = endpoint::read(&dir) else { return false };
     if endpoint.incarnation != holder.info.incarnation {

@@ -16,6 +16,8 @@ pub const MANIFEST: &str = "manifest.json";
 pub const CONFIG: &str = "config.yaml";
 /// Train and validation losses inside a checkpoint.
 pub const LOSSES: &str = "losses.json";
+/// Folder of the weights-only checkpoints.
+pub const WEIGHTS: &str = "weights";
 /// Where retired checkpoints and rows go (C6).
 pub const ABANDONED: &str = "abandoned";
 

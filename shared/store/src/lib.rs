@@ -8,6 +8,7 @@
 //! - [`manifest`] and [`checkpoints`]: commits, pointers, resolving, retention (C1 – C6, C9).
 //! - [`shard`] and [`state_hash`]: the bytes of tensors, and the digest that does not depend on how they are cut.
 //! - [`export`]: a checkpoint as a directory that `transformers` loads.
+//! - [`diff`]: how far two checkpoints are apart.
 //! - [`rows`]: the `.jsonl` files.
 //! - [`blocking`]: the same for code that is not async.
 //!
@@ -15,6 +16,7 @@
 
 pub mod blocking;
 pub mod checkpoints;
+pub mod diff;
 pub mod error;
 pub mod export;
 pub mod fault;

@@ -5,6 +5,7 @@ mod checkpoints;
 mod coordinator;
 mod data;
 mod events;
+mod export;
 mod list;
 mod logs;
 mod metrics;
@@ -50,6 +51,7 @@ enum Command {
     Events(events::Events),
     Resume(resume::Resume),
     Checkpoints(checkpoints::Checkpoints),
+    Export(export::Export),
     Data(data::Data),
     #[command(name = tied::VERB, hide = true)]
     Tied(tied::Tied),
@@ -85,6 +87,7 @@ impl Cli {
             Command::Events(verb) => verb.run().await,
             Command::Resume(verb) => verb.run().await,
             Command::Checkpoints(verb) => verb.run().await,
+            Command::Export(verb) => verb.run().await,
             Command::Data(verb) => verb.run(),
             Command::Tied(verb) => verb.run(),
         }
@@ -180,8 +183,14 @@ mod tests {
         metrics: <job> --coordinator --output
         events: <job> --coordinator --output
         resume: <target> --set --from --allow-older --workers --until-step --coordinator --follow --output
-        checkpoints list: <run_dir> --output
-        checkpoints verify: <run_dir> <checkpoint> --output
+        checkpoints list: <run> --output
+        checkpoints show: <from> --output
+        checkpoints verify: <run> <checkpoint> --output
+        checkpoints diff: <first> <second> --tolerance --weights-only --output
+        checkpoints prune: <run> --keep --dry-run --output
+        checkpoints pin: <run> <checkpoint> --why --who
+        checkpoints unpin: <run> <checkpoint> --who
+        export: --from --to --dtype --max-shard-size --tokenizer --output
         data tokenizer train: <input> --output-path --vocab-size --json-key --sample-bytes --replace --output
         data preprocess: <input> --tokenizer --output-prefix --json-key --append-eod --replace --output
         data inspect: <prefix> --tokenizer --documents --scan --output

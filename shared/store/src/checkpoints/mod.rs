@@ -19,14 +19,15 @@ use trainctl_spec::report::ShardFile;
 pub use pins::Pin;
 pub use pointers::{PointerMove, Pointers, Summary, pointer_targets};
 pub use resolve::{Note, ResolveError, ResolveOptions, Resolved, Selector};
-pub use retention::{KeepReason, PruneInput, PruneReport, Retired, TakenOver, Verdict, decide_prune};
+pub use retention::{KeepReason, PruneInput, PrunePlan, PruneReport, Retired, TakenOver, Verdict, decide_prune};
 pub use verify::{Depth, FileFault, Verified};
 
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Created, Io, Kind};
-use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST};
+use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST, WEIGHTS};
 use crate::manifest::{FORMAT, Fault, Manifest, Metrics};
+use crate::shard::ShardReader;
 use crate::tenure::Fence;
 use crate::wall;
 
@@ -115,6 +116,12 @@ impl CheckpointStore {
         Self { io: Io::new(dir), control: Io::new(control) }
     }
 
+    /// The weights-only checkpoints of the same run: a store of its own in `weights/`, with the same pins.
+    #[must_use]
+    pub fn weights(&self) -> Self {
+        Self { io: Io::new(self.io.root().join(WEIGHTS)), control: self.control.clone() }
+    }
+
     /// The same over given directories, for tests with faults.
     pub fn with_io(io: Io, control: Io) -> Self {
         Self { io, control }
@@ -133,6 +140,14 @@ impl CheckpointStore {
     /// The path of a checkpoint's directory.
     pub fn path(&self, name: CheckpointName) -> PathBuf {
         self.io.root().join(name.to_string())
+    }
+
+    /// Opens a committed checkpoint for reading; with `manifest` it must be exactly that one. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`ShardReader::open`].
+    pub fn reader(&self, name: CheckpointName, manifest: Option<&str>) -> Result<ShardReader> {
+        ShardReader::open(self.io.root(), name, manifest)
     }
 
     /// What there is. Reads every manifest and no other file.

@@ -1,6 +1,7 @@
 //! Which checkpoints stay (C4), and where those go that a generation leaves behind (C6).
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use super::{CheckpointStore, PointerMove, Pointers, Summary, pointer_targets};
 use crate::error::Result;
@@ -38,6 +39,17 @@ pub enum KeepReason {
     Pinned,
 }
 
+impl fmt::Display for KeepReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KeepAll => "retention is off",
+            Self::Recent => "among the newest",
+            Self::PointerTarget => "a pointer names it",
+            Self::Pinned => "pinned",
+        })
+    }
+}
+
 /// What happens to a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -64,6 +76,31 @@ pub fn decide_prune(input: &PruneInput) -> Vec<(CheckpointName, Verdict)> {
         (name, verdict)
     };
     names.into_iter().enumerate().map(verdict).collect()
+}
+
+/// What pruning would do now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrunePlan {
+    /// Committed checkpoints, in step order.
+    pub verdicts: Vec<(CheckpointName, Verdict)>,
+    /// Directories below the newest committed step that nothing will commit any more.
+    pub dead: Vec<CheckpointName>,
+}
+
+impl PrunePlan {
+    /// Everything that goes.
+    pub fn leaving(&self) -> impl Iterator<Item = CheckpointName> + '_ {
+        self.removed().chain(self.dead.iter().copied())
+    }
+
+    /// Whether anything goes.
+    pub fn removes(&self) -> bool {
+        self.leaving().next().is_some()
+    }
+
+    fn removed(&self) -> impl Iterator<Item = CheckpointName> + '_ {
+        self.verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Remove).map(|(name, _)| *name)
+    }
 }
 
 /// What pruning removed.
@@ -101,17 +138,17 @@ impl CheckpointStore {
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
     pub async fn prune(&self, fence: &dyn Fence, keep: Option<usize>, best_metric_key: &str) -> Result<PruneReport> {
-        let (first, uncommitted) = self.look_for_prune(keep, best_metric_key).await?;
+        let first = self.plan_prune(keep, best_metric_key).await?;
         fence.pass().await?;
-        let (second, still_uncommitted) = self.look_for_prune(keep, best_metric_key).await?;
+        let second = self.plan_prune(keep, best_metric_key).await?;
         let mut report = PruneReport::default();
-        for name in first.into_iter().filter(|name| second.contains(name)) {
+        for name in first.removed().filter(|name| second.removed().any(|again| again == *name)) {
             fence.pass().await?;
             self.io.remove_file(&name.key(MANIFEST), FailPoint::PRUNE_MANIFEST).await?;
             self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
             report.removed.push(name);
         }
-        for name in uncommitted.into_iter().filter(|name| still_uncommitted.contains(name)) {
+        for name in first.dead.iter().copied().filter(|name| second.dead.contains(name)) {
             fence.pass().await?;
             self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
             report.swept.push(name);
@@ -119,20 +156,19 @@ impl CheckpointStore {
         Ok(report)
     }
 
-    async fn look_for_prune(
-        &self,
-        keep: Option<usize>,
-        best_metric_key: &str,
-    ) -> Result<(Vec<CheckpointName>, Vec<CheckpointName>)> {
+    /// What [`CheckpointStore::prune`] would remove now, and why the rest stays. Changes nothing.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`].
+    pub async fn plan_prune(&self, keep: Option<usize>, best_metric_key: &str) -> Result<PrunePlan> {
         let listing = self.list().await?;
         let committed = listing.summaries();
         let targets = pointer_targets(&committed, best_metric_key);
         let pointers = self.read_pointers(&listing).await?;
         let pinned = self.pinned().await?;
         let verdicts = decide_prune(&PruneInput { committed, pointers, targets, pinned, keep });
-        let remove = verdicts.into_iter().filter(|(_, verdict)| *verdict == Verdict::Remove).map(|(name, _)| name);
         let dead = listing.uncommitted.into_iter().filter(|name| targets.latest.is_some_and(|latest| *name < latest));
-        Ok((remove.collect(), dead.collect()))
+        Ok(PrunePlan { verdicts, dead: dead.collect() })
     }
 
     /// What a generation that starts after `step` (`None`: from the beginning) does first (C6): pointers move back to what

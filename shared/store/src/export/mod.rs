@@ -248,10 +248,10 @@ impl CheckpointStore {
             Err(error) if error.is_refused() => Some(error),
             Err(error) => return Err(error.into()),
         };
-        let (root, to, options) = (self.root().to_owned(), to.to_owned(), options.clone());
+        let (store, to, options) = (self.clone(), to.to_owned(), options.clone());
         let manifest = manifest.map(str::to_owned);
         let work = tokio::task::spawn_blocking(move || {
-            let mut reader = ShardReader::open(root, name, manifest.as_deref())?;
+            let mut reader = store.reader(name, manifest.as_deref())?;
             export(&mut reader, &to, &options, &mut progress)
         });
         let result = work.await.unwrap_or_else(|stopped| Err(Error::Stopped(stopped.to_string()).into()));
