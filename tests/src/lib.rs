@@ -7,6 +7,7 @@
 //! - [`run`]: what a run directory shows: rows, events, checkpoints, the pids of its trainers.
 //! - [`reference`]: the unbroken run of a job, to compare with.
 //! - [`daemons`]: coordinator and workers started by hand.
+//! - [`synthetic`]: committed checkpoints without a training.
 //! - [`wait`]: waiting for conditions. Nothing here sleeps for a fixed time and hopes.
 //! - [`seed`]: the test's random numbers, printed and settable by `TRAINCTL_SEED`.
 //!
@@ -28,4 +29,5 @@ pub mod reference;
 pub mod run;
 pub mod scratch;
 pub mod seed;
+pub mod synthetic;
 pub mod wait;

@@ -8,7 +8,9 @@
 )]
 
 mod architecture;
+mod checkpoints;
 mod coordinator_away;
+mod export;
 mod failing_trainers;
 mod hostile_bytes;
 mod killed_trainers;
