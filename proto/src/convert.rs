@@ -257,7 +257,11 @@ impl TryFrom<v1::ShardFile> for report::ShardFile {
             .iter()
             .map(|block| digest(block, "shard_file.block_blake3").map(|block| hex(&block)))
             .collect::<Result<_, _>>()?;
-        Ok(Self { path: wire.path, size: wire.size, blake3, block_blake3 })
+        let header = wire.header.map(|header| {
+            let blake3 = hex(&digest(&header.blake3, "file_header.blake3")?);
+            Ok::<_, ProtocolError>(report::FileHeader { size: header.size, blake3 })
+        });
+        Ok(Self { path: wire.path, size: wire.size, blake3, block_blake3, header: header.transpose()? })
     }
 }
 
@@ -267,11 +271,16 @@ impl TryFrom<&report::ShardFile> for v1::ShardFile {
     fn try_from(file: &report::ShardFile) -> Result<Self, ProtocolError> {
         let block_blake3 =
             file.block_blake3.iter().map(|block| unhex(block, "shard_file.block_blake3")).collect::<Result<_, _>>()?;
+        let header = file.header.as_ref().map(|header| {
+            let blake3 = unhex(&header.blake3, "file_header.blake3")?;
+            Ok::<_, ProtocolError>(v1::FileHeader { size: header.size, blake3 })
+        });
         Ok(Self {
             path: file.path.clone(),
             size: file.size,
             blake3: unhex(&file.blake3, "shard_file.blake3")?,
             block_blake3,
+            header: header.transpose()?,
         })
     }
 }
@@ -503,6 +512,7 @@ mod tests {
                 size: 10,
                 blake3: "0f".repeat(32),
                 block_blake3: vec!["a0".repeat(32)],
+                header: Some(report::FileHeader { size: 4096, blake3: "b1".repeat(32) }),
             }],
             tensors: vec![report::TensorDigest {
                 name: "model/wte".into(),

@@ -69,7 +69,7 @@ fn a_trained_run_is_exported_bit_for_bit_with_its_tokenizer() {
         assert!(out.join(file).is_file(), "{file}: {:?}", names(&out));
     }
     let latest = Run::new(&job.run_dir).latest();
-    let mut reader = ShardReader::open(&job.run_dir, latest.name, None).unwrap();
+    let reader = ShardReader::open(&job.run_dir, latest.name, None).unwrap();
     let exported = tensors(&out);
     let wanted: Vec<String> =
         reader.tensors().filter_map(|(name, _)| name.strip_prefix("model/").map(str::to_owned)).collect();

@@ -149,7 +149,7 @@ impl World {
     fn shards(&mut self, session: SessionId, rank: u32, step: u64) {
         let checkpoint = format!("epoch_0_step_{step}");
         let file =
-            v1::ShardFile { path: format!("model/shard-{rank}"), size: 1, blake3: vec![0; 32], block_blake3: vec![] };
+            v1::ShardFile { path: format!("model/shard-{rank}"), size: 1, blake3: vec![0; 32], ..Default::default() };
         let shards = v1::ShardsDurable { step, checkpoint, files: vec![file], ..v1::ShardsDurable::default() };
         self.report(session, rank, Report::Shards(shards));
     }

@@ -107,8 +107,23 @@ pub struct ShardFile {
     pub size: u64,
     /// blake3 of the whole file, lower-case hexadecimal.
     pub blake3: String,
-    /// blake3 of each successive block of 8 MiB, lower-case hexadecimal.
+    /// Chaining values of the successive blocks of 8 MiB, lower-case hexadecimal: the subtrees of `blake3`'s own tree, so
+    /// that one pass gives both. Empty for a file of one block or none, which `blake3` proves by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub block_blake3: Vec<String>,
+    /// Of a safetensors file: its header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<FileHeader>,
+}
+
+/// The part of a safetensors file that comes before its tensors. With a hash of its own it can be read without the rest of
+/// its block, and damage to it told from damage to a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileHeader {
+    /// Bytes from the start of the file to the first tensor.
+    pub size: u64,
+    /// blake3 of these bytes, lower-case hexadecimal.
+    pub blake3: String,
 }
 
 /// Digests of a run of whole 1,024-element blocks of one tensor.

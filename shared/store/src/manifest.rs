@@ -12,7 +12,7 @@ use trainctl_spec::start::{DataPhase, Keep};
 use crate::layout::CheckpointName;
 
 /// The newest format that this program reads, and the one that it writes. A new one needs a reader of the old.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Everything that a checkpoint is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

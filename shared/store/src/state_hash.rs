@@ -9,9 +9,14 @@
 //!
 //! `tests/state_hash.py` computes the same from the safetensors files of a checkpoint.
 
+mod wide;
+
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use trainctl_spec::report::TensorDigest;
+
+use crate::shard::Slice;
 
 /// Elements of a block.
 pub const BLOCK_ELEMENTS: u64 = 1024;
@@ -91,6 +96,41 @@ pub fn blocks(shape: &[u64]) -> u64 {
     elements(shape).div_ceil(BLOCK_ELEMENTS)
 }
 
+/// Where a tensor of this shape may be cut along its first axis: after each multiple of the returned number of rows, which is
+/// the least whose elements are whole blocks. Pieces cut elsewhere have no digests of their own.
+pub fn row_step(shape: &[u64]) -> u64 {
+    let row = elements(shape.get(1..).unwrap_or_default()).max(1);
+    // A power of two divides 1,024 / gcd(1,024, row) exactly as far as it is missing in the row.
+    BLOCK_ELEMENTS >> row.trailing_zeros().min(BLOCK_ELEMENTS.trailing_zeros())
+}
+
+/// Cuts a tensor along its first axis into `parts` ranges of rows, as even as [`row_step`] allows. Some are empty if there are
+/// not enough rows. A scalar counts as one row.
+pub fn row_cuts(shape: &[u64], parts: u64) -> Vec<Range<u64>> {
+    let rows = shape.first().copied().unwrap_or(1);
+    let step = row_step(shape);
+    let steps = rows.div_ceil(step);
+    let edge = |part: u64| (steps * part / parts.max(1) * step).min(rows);
+    (0..parts.max(1)).map(|part| edge(part)..edge(part + 1)).collect()
+}
+
+/// The number of a piece's first block in its tensor, if it is a run of whole blocks.
+pub(crate) fn first_block(slice: &Slice, shape: &[u64]) -> Option<u64> {
+    if elements(shape) == 0 {
+        return Some(0);
+    }
+    // Rows of leading axes of extent 1 are one run with the axis after them, if all later axes are whole.
+    let cut = shape.iter().take_while(|extent| **extent == 1).count().min(shape.len().saturating_sub(1));
+    if shape.iter().zip(&slice.shape).skip(cut + 1).any(|(part, whole)| part != whole) {
+        return None;
+    }
+    let first = slice.offset.iter().zip(&slice.shape).fold(0, |flat, (at, extent)| flat * extent + at);
+    let end = first + elements(shape);
+    let whole =
+        first.is_multiple_of(BLOCK_ELEMENTS) && (end.is_multiple_of(BLOCK_ELEMENTS) || end == elements(&slice.shape));
+    whole.then_some(first / BLOCK_ELEMENTS)
+}
+
 /// Digests of the blocks of a run of elements that starts at a block's border.
 ///
 /// # Errors
@@ -100,7 +140,15 @@ pub fn block_digests(dtype: &str, bytes: &[u8]) -> Result<Vec<[u8; 32]>, Fault> 
     if !bytes.len().is_multiple_of(size) {
         return Err(Fault::Bytes { bytes: bytes.len(), dtype: dtype.to_owned() });
     }
-    Ok(bytes.chunks(size * BLOCK_ELEMENTS as usize).map(|block| *blake3::hash(block).as_bytes()).collect())
+    let block_bytes = size * BLOCK_ELEMENTS as usize;
+    let mut digests = vec![[0; 32]; bytes.len().div_ceil(block_bytes)];
+    digest_blocks(block_bytes, bytes, &mut digests);
+    Ok(digests)
+}
+
+/// Digests of successive blocks of `size` bytes, of which the last may be short. `out` has room for exactly that many.
+pub(crate) fn digest_blocks(size: usize, bytes: &[u8], out: &mut [[u8; 32]]) {
+    wide::digests(size, bytes, out);
 }
 
 /// The report of a rank that holds a whole tensor.

@@ -28,6 +28,7 @@ use crate::io::{Created, Io, Kind};
 use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST, WEIGHTS};
 use crate::manifest::{FORMAT, Fault, Manifest, Metrics};
 use crate::shard::ShardReader;
+use crate::shard::hash::check_record;
 use crate::tenure::Fence;
 use crate::wall;
 
@@ -262,6 +263,9 @@ impl CheckpointStore {
         paths.sort();
         if let Some(twice) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(fault(format!("{} was reported twice", twice[0])));
+        }
+        for file in &draft.files {
+            check_record(FORMAT, file).map_err(fault)?;
         }
         match self.check_sizes(draft).await? {
             Some(found) => Err(fault(found.to_string())),

@@ -1,17 +1,15 @@
 //! Whether the bytes of a checkpoint are the ones that its ranks hashed.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
 
-use trainctl_spec::report::ShardFile;
+use tokio::sync::watch;
 
 use super::CheckpointStore;
-use crate::error::{Error, Result};
-use crate::io::Disk;
+use crate::error::Result;
 use crate::layout::CheckpointName;
 use crate::manifest::{Fault, Manifest};
-use crate::shard::{BLOCK_BYTES, FileHasher};
+use crate::shard::check::{check_files, size_fault};
+use crate::shard::workers;
 
 /// How closely files are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +47,11 @@ pub struct Verified {
 }
 
 impl CheckpointStore {
-    /// Reads and hashes every file of a committed checkpoint. `progress` gets the bytes done and the bytes in all, after
-    /// each file.
+    /// Reads and hashes every file of a committed checkpoint, on all cores. `progress` gets the bytes done and the bytes in
+    /// all, every few blocks of 8 MiB.
     ///
     /// # Errors
-    /// [`Error::NotCommitted`], [`Error::Manifest`], [`Error::Io`]; a damaged file is part of the answer.
+    /// [`crate::Error::NotCommitted`], [`crate::Error::Manifest`], [`crate::Error::Io`]; a damaged file is part of the answer.
     pub async fn verify(&self, name: CheckpointName, progress: &(dyn Fn(u64, u64) + Send + Sync)) -> Result<Verified> {
         let committed = self.read_manifest(name).await?;
         self.verify_files(&committed.manifest, progress).await
@@ -65,62 +63,37 @@ impl CheckpointStore {
         progress: &(dyn Fn(u64, u64) + Send + Sync),
     ) -> Result<Verified> {
         let total = manifest.total_bytes();
-        let (mut done, mut faults) = (0, Vec::new());
-        for file in &manifest.files {
-            let (key, expected) = (manifest.name.key(&file.path), file.clone());
-            let fault = self.io.run(move |disk| check_file(disk, &key, &expected)).await?;
-            faults.extend(fault.map(|reason| FileFault { path: file.path.clone(), reason }));
-            done += file.size;
-            progress(done, total);
-        }
-        Ok(Verified { files: manifest.files.len(), bytes: total, faults })
+        let (manifest, (send, mut done)) = (manifest.clone(), watch::channel(0));
+        let files = manifest.files.len();
+        let check = self.io.run(move |disk| {
+            let faults =
+                check_files(disk, &manifest, workers::all_cores(), &|bytes| send.send_modify(|done| *done += bytes))?;
+            let path = |file: usize| manifest.files[file].path.clone();
+            Ok(faults.into_iter().map(|(file, reason)| FileFault { path: path(file), reason }).collect())
+        });
+        let mut check = std::pin::pin!(check);
+        let faults = loop {
+            tokio::select! {
+                faults = &mut check => break faults?,
+                Ok(()) = done.changed() => progress(*done.borrow_and_update(), total),
+            }
+        };
+        progress(total, total);
+        Ok(Verified { files, bytes: total, faults })
     }
 
     /// The first file that is missing or has another size.
     pub(super) async fn check_sizes(&self, manifest: &Manifest) -> Result<Option<Fault>> {
-        let name = manifest.name;
-        let files: Vec<_> = manifest.files.iter().map(|file| (file.path.clone(), file.size)).collect();
+        let (name, files) = (manifest.name, manifest.files.clone());
         self.io
             .run(move |disk| {
-                for (path, size) in files {
-                    let reason = match disk.size(&name.key(&path))? {
-                        None => "is missing".to_owned(),
-                        Some(found) if found != size => format!("has {found} bytes instead of {size}"),
-                        Some(_) => continue,
-                    };
-                    return Ok(Some(Fault::File { path, reason }));
+                for file in files {
+                    if let Some(reason) = size_fault(disk, &name.key(&file.path), &file)? {
+                        return Ok(Some(Fault::File { path: file.path, reason }));
+                    }
                 }
                 Ok(None)
             })
             .await
     }
-}
-
-fn check_file(disk: &Disk, key: &str, expected: &ShardFile) -> Result<Option<String>> {
-    let path = disk.path(key)?;
-    let mut file = match File::open(&path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some("is missing".to_owned())),
-        Err(e) => return Err(Error::io("open", &path, e)),
-    };
-    let mut hasher = FileHasher::default();
-    let mut buffer = vec![0; BLOCK_BYTES];
-    loop {
-        match file.read(&mut buffer).map_err(|e| Error::io("read", &path, e))? {
-            0 => break,
-            read => hasher.update(&buffer[..read]),
-        }
-    }
-    let found = hasher.finish(&expected.path);
-    if found.size != expected.size {
-        return Ok(Some(format!("has {} bytes instead of {}", found.size, expected.size)));
-    }
-    if found == *expected {
-        return Ok(None);
-    }
-    let block = found.block_blake3.iter().zip(&expected.block_blake3).position(|(a, b)| a != b);
-    Ok(Some(match block {
-        Some(block) => format!("has other bytes than were written, first in its 8 MiB block {block}"),
-        None => "has other bytes than were written".to_owned(),
-    }))
 }

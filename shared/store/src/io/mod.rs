@@ -5,11 +5,13 @@
 
 mod calls;
 mod disk;
+mod reader;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use disk::{Created, Disk, Entry, FileWriter, Kind};
+pub use reader::FileReader;
 
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults};

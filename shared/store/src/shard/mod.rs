@@ -6,8 +6,15 @@
 //!
 //! These functions block: the engine calls them from its own threads.
 
-mod hash;
+pub(crate) mod check;
+pub(crate) mod describe;
+pub(crate) mod fetch;
+pub(crate) mod hash;
+mod index;
+mod plan;
 mod read;
+mod stream;
+pub(crate) mod workers;
 mod write;
 
 use std::collections::BTreeMap;
@@ -15,8 +22,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use hash::{BLOCK_BYTES, FileHasher};
-pub use read::{ShardReader, TensorInfo};
-pub use write::{ShardWriter, TensorView, write_file};
+pub use index::TensorInfo;
+pub use read::{Part, Read, ShardReader};
+pub use write::{ShardWriter, TensorView, Written, write_file};
 
 /// The key of the slices in a header's metadata.
 pub(crate) const SLICES: &str = "trainctl.slices";

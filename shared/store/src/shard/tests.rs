@@ -40,7 +40,10 @@ fn the_formats_own_reader_reads_our_files() {
     let file = std::fs::read(dir.path().join("epoch_0_step_3").join(&record.path)).unwrap();
     assert_eq!(record.size, file.len() as u64);
     assert_eq!(record.blake3, blake3::hash(&file).to_hex().as_str());
-    assert_eq!(record.block_blake3, std::slice::from_ref(&record.blake3));
+    assert_eq!(record.block_blake3, Vec::<String>::new(), "one block: its hash is the file's");
+    let header = record.header.as_ref().unwrap();
+    assert_eq!(header.size % 4096, 0, "tensors begin at a page");
+    assert_eq!(header.blake3, blake3::hash(&file[..header.size as usize]).to_hex().as_str());
     let read = safetensors::SafeTensors::deserialize(&file).unwrap();
     assert_eq!(read.tensor("w").unwrap().data(), weights);
     assert_eq!(read.tensor("w").unwrap().shape(), [2, 3]);
@@ -50,15 +53,71 @@ fn the_formats_own_reader_reads_our_files() {
 }
 
 #[test]
-fn blocks_are_hashed_at_8_mib() {
+fn files_of_several_blocks_are_written_in_order_and_hashed_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for threads in 1..4 {
+        let threads = std::num::NonZeroUsize::new(threads).unwrap();
+        let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 }).with_threads(threads);
+        let content: Vec<u8> = (0..2 * BLOCK_BYTES + 5).map(|i| (i / 1000) as u8).collect();
+        let record = writer.write_bytes("optim/big", &content).unwrap();
+        assert_eq!(std::fs::read(dir.path().join("epoch_0_step_3/optim/big")).unwrap(), content);
+        let mut hasher = FileHasher::default();
+        hasher.update(&content);
+        assert_eq!(record, hasher.finish("optim/big"));
+        assert_eq!(record.blake3, blake3::hash(&content).to_hex().as_str());
+        assert_eq!(record.block_blake3.len(), 3);
+        let empty = writer.write_bytes("optim/empty", &[]).unwrap();
+        assert_eq!((empty.size, empty.block_blake3), (0, vec![]));
+        assert_eq!(empty.blake3, blake3::hash(&[]).to_hex().as_str());
+    }
+}
+
+#[test]
+fn digests_of_a_shard_are_those_of_its_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 });
-    let content: Vec<u8> = (0..2 * BLOCK_BYTES + 5).map(|i| (i / 1000) as u8).collect();
-    let record = writer.write_bytes("optim/big", &content).unwrap();
-    let expected: Vec<_> = content.chunks(BLOCK_BYTES).map(|b| blake3::hash(b).to_hex().to_string()).collect();
-    assert_eq!(record.block_blake3, expected);
-    assert_eq!(record.blake3, blake3::hash(&content).to_hex().as_str());
-    assert_eq!(writer.write_bytes("optim/empty", &[]).unwrap().block_blake3, Vec::<String>::new());
+    // Unaligned on purpose: state blocks lie across the borders of pieces and of file blocks.
+    let (odd, big, half) = (bytes(1025, 1), bytes(BLOCK_BYTES / 2 + 300, 2), bytes(1500, 3));
+    let tensors = [
+        view("big", &[BLOCK_BYTES as u64 / 2 + 300], &big),
+        view("a.odd", &[1025], &odd),
+        view("none", &[0, 7], &[]),
+        TensorView { name: "half", dtype: "BF16", shape: &[3000], bytes: &half, slice: None },
+    ];
+    let shard = ShardName { section: Section::Optim, rank: 0, world_size: 1, generation: 2 };
+    let written = writer.write_shard(shard, &tensors, &[]).unwrap();
+    for (view, digest) in tensors.iter().zip(&written.tensors) {
+        let name = format!("optim/{}", view.name);
+        let expected = state_hash::whole_tensor(&name, view.dtype, view.shape, view.bytes).unwrap();
+        assert_eq!(digest, &expected, "{name}");
+    }
+    let name = commit(dir.path(), 3, vec![written.file]);
+    let reader = ShardReader::open(dir.path(), name, None).unwrap();
+    assert_eq!(reader.state_hash().unwrap(), state_hash::combine(&written.tensors).unwrap());
+}
+
+#[test]
+fn pieces_between_state_blocks_have_digests_and_others_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = [70, 96];
+    let whole = bytes(70 * 96, 9);
+    let cuts = state_hash::row_cuts(&shape, 3);
+    assert_eq!(cuts, [0..32, 32..64, 64..70], "1,024 elements are 10.7 rows, so cuts are at multiples of 32 rows");
+    let shard = |rank| ShardName { section: Section::Model, rank, world_size: 3, generation: 2 };
+    let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 });
+    let write = |rank, rows: std::ops::Range<u64>| {
+        let piece = &whole[rows.start as usize * 384..rows.end as usize * 384];
+        let slice = Some(Slice { shape: shape.to_vec(), offset: vec![rows.start, 0] });
+        let piece_shape = [rows.end - rows.start, 96];
+        writer.write_shard(shard(rank), &[TensorView { slice, ..view("w", &piece_shape, piece) }], &[])
+    };
+    let written: Vec<_> = (0..).zip(cuts).map(|(rank, rows)| write(rank, rows).unwrap()).collect();
+    let digests: Vec<_> = written.iter().flat_map(|written| &written.tensors).collect();
+    assert_eq!(digests[2].first_block, 6);
+    let expected = state_hash::whole_tensor("model/w", "F32", &shape, &whole).unwrap();
+    assert_eq!(state_hash::combine(digests).unwrap(), state_hash::combine([&expected]).unwrap());
+    let error = write(0, 0..10).unwrap_err().to_string();
+    assert!(error.contains("not cut between blocks"), "{error}");
 }
 
 #[test]
@@ -93,12 +152,12 @@ fn a_damaged_block_is_noticed_where_it_is_read_and_nowhere_else() {
     let last = file.len() - 1;
     file[last] ^= 1;
     std::fs::write(&path, file).unwrap();
-    let mut reader = ShardReader::open(root, name, None).unwrap();
+    let reader = ShardReader::open(root, name, None).unwrap();
     let mut out = vec![0; BLOCK_BYTES];
     reader.read_tensor("model/a", &mut out).unwrap();
     assert_eq!(out, a);
     let error = reader.read_tensor("model/b", &mut out).unwrap_err();
-    assert!(matches!(&error, Error::Damaged { reason, .. } if reason.contains("block 2")), "{error}");
+    assert!(matches!(&error, Error::Damaged { reason, .. } if reason.contains("where tensor model/b lies")), "{error}");
 }
 
 #[test]
@@ -121,7 +180,7 @@ fn reading_names_what_does_not_fit() {
     let record = writer.write_safetensors(&shard(0, 1), &[view("w", &[6], &data)], &[]).unwrap();
     let extra = writer.write_bytes("optim/trainer.json", b"{}").unwrap();
     commit(dir.path(), 4, vec![record, extra]);
-    let mut reader = ShardReader::open(dir.path(), name, None).unwrap();
+    let reader = ShardReader::open(dir.path(), name, None).unwrap();
     assert_eq!(reader.read_file("optim/trainer.json").unwrap().as_deref(), Some(&b"{}"[..]));
     assert_eq!(reader.read_file("optim/other.json").unwrap(), None);
     assert!(reader.read_tensor("model/x", &mut []).unwrap_err().to_string().contains("not in this checkpoint"));
@@ -173,6 +232,26 @@ proptest! {
         }
         prop_assert_eq!(&out, &whole, "in ranges of {} bytes", step);
         prop_assert!(reader.read_tensor_range("model/w", whole.len() as u64, &mut [0]).is_err());
+        let (from, to) = (cut_last.min(x), cut_first.min(x).max(cut_last.min(x)));
+        let mut rows = vec![0; ((to - from) * y * z * 4) as usize];
+        let corner = [a.min(x - 1), 0, c.min(z - 1)];
+        let extent = [x - corner[0], y, z - corner[2]];
+        let mut part = vec![0; (extent.iter().product::<u64>() * 4) as usize];
+        reader.read_into([
+            Read { name: "model/w", part: Part::Rows(from..to), out: &mut rows },
+            Read { name: "model/w", part: Part::Box { offset: corner.into(), shape: extent.into() }, out: &mut part },
+        ]).unwrap();
+        prop_assert_eq!(&rows, &whole[(from * y * z * 4) as usize..(to * y * z * 4) as usize]);
+        let mut expected = Vec::new();
+        for i in corner[0]..x {
+            for j in 0..y {
+                for k in corner[2]..z {
+                    let at = (((i * y + j) * z + k) * 4) as usize;
+                    expected.extend_from_slice(&whole[at..at + 4]);
+                }
+            }
+        }
+        prop_assert_eq!(part, expected);
         let report = state_hash::whole_tensor("model/w", "F32", &shape, &whole).unwrap();
         prop_assert_eq!(reader.state_hash().unwrap(), state_hash::combine([&report]).unwrap());
     }

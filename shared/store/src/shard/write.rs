@@ -1,17 +1,25 @@
 //! Writing shards: header and tensors go to disk and through the hash once, then the file gets its name.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use trainctl_spec::report::ShardFile;
+use trainctl_spec::report::{FileHeader, ShardFile, TensorDigest};
 
-use super::{FileHasher, SLICES, Slice, Slices};
+use super::stream::{Content, Streamed, stream};
+use super::{SLICES, Slice, Slices, workers};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Disk, FileWriter};
-use crate::layout::CheckpointName;
-use crate::state_hash::{element_bytes, elements};
+use crate::layout::{CheckpointName, ShardName};
+use crate::state_hash::{BLOCK_ELEMENTS, element_bytes, elements, first_block};
+
+/// Threads of a write unless told otherwise.
+const THREADS: NonZeroUsize = NonZeroUsize::new(2).unwrap();
+
+/// Tensors begin at a multiple of this.
+const PAGE_BYTES: usize = 4096;
 
 /// A tensor, or a piece of one, to write.
 #[derive(Clone, Debug)]
@@ -35,26 +43,80 @@ struct HeaderEntry<'a> {
     data_offsets: [u64; 2],
 }
 
-/// Writes the files of one rank into one checkpoint's directory.
+/// A shard that is durable, and the digests of what is in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The file.
+    pub file: ShardFile,
+    /// Its tensors, for the state hash.
+    pub tensors: Vec<TensorDigest>,
+}
+
+/// Writes the files of one rank into one checkpoint's directory. Two threads hash and write unless told otherwise: training
+/// goes on meanwhile. Content is not copied, so a write needs less than 1 MiB of memory besides the digests (8 bytes for
+/// each KiB of fp32).
 #[derive(Debug)]
 pub struct ShardWriter {
     disk: Disk,
     checkpoint: CheckpointName,
+    threads: NonZeroUsize,
 }
 
 impl ShardWriter {
     /// For the checkpoint `name` in the directory `root`.
     pub fn new(root: impl Into<PathBuf>, checkpoint: CheckpointName) -> Self {
-        Self { disk: Disk::new(root), checkpoint }
+        Self::with_disk(Disk::new(root), checkpoint)
     }
 
     /// The same over a given disk, for tests with faults.
     pub fn with_disk(disk: Disk, checkpoint: CheckpointName) -> Self {
-        Self { disk, checkpoint }
+        let threads = workers::all_cores().min(THREADS);
+        Self { disk, checkpoint, threads }
     }
 
-    /// Writes a safetensors file at `path` inside the checkpoint. After it returns the file is durable. `metadata` is added
-    /// to the header.
+    /// Hashes and writes with so many threads.
+    #[must_use]
+    pub fn with_threads(self, threads: NonZeroUsize) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// Writes a shard, and takes the digests of its tensors in the same pass. After it returns the file is durable.
+    /// `metadata` is added to the header.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if a view contradicts itself, a name comes twice, or a piece is not cut as
+    /// [`crate::state_hash::row_cuts`] says; [`Error::Io`].
+    pub fn write_shard(
+        &self,
+        shard: ShardName,
+        tensors: &[TensorView<'_>],
+        metadata: &[(&str, &str)],
+    ) -> Result<Written> {
+        let mut digests = Vec::with_capacity(tensors.len());
+        for view in tensors {
+            check(view)?;
+            let slice = view.slice.clone().unwrap_or_else(|| Slice::whole(view.shape));
+            let first_block = first_block(&slice, view.shape).ok_or_else(|| {
+                fault(view, format!("{:?} at {:?} is not cut between blocks", view.shape, slice.offset))
+            })?;
+            digests.push(TensorDigest {
+                name: format!("{}/{}", shard.section.folder(), view.name),
+                dtype: view.dtype.to_owned(),
+                shape: slice.shape,
+                first_block,
+                blocks: Vec::new(),
+            });
+        }
+        let path = shard.to_string();
+        let (streamed, order) = self.write(&path, tensors, metadata, true)?;
+        for (index, blocks) in order.into_iter().zip(streamed.digests) {
+            digests[index].blocks = blocks;
+        }
+        Ok(Written { file: streamed.file, tensors: digests })
+    }
+
+    /// Writes a safetensors file at `path` inside the checkpoint, without digests. After it returns the file is durable.
+    /// `metadata` is added to the header.
     ///
     /// # Errors
     /// [`Error::Tensor`] if a view contradicts itself or a name comes twice; [`Error::Io`].
@@ -64,14 +126,7 @@ impl ShardWriter {
         tensors: &[TensorView<'_>],
         metadata: &[(&str, &str)],
     ) -> Result<ShardFile> {
-        let (header, order) = header(tensors, metadata)?;
-        let mut file = self.start(path)?;
-        file.add(&(header.len() as u64).to_le_bytes())?;
-        file.add(&header)?;
-        for index in order {
-            file.add(tensors[index].bytes)?;
-        }
-        file.finish(path)
+        Ok(self.write(path, tensors, metadata, false)?.0.file)
     }
 
     /// Writes any other file of the checkpoint, for example `optim/trainer.json`.
@@ -79,14 +134,23 @@ impl ShardWriter {
     /// # Errors
     /// [`Error::Io`].
     pub fn write_bytes(&self, path: &str, bytes: &[u8]) -> Result<ShardFile> {
-        let mut file = self.start(path)?;
-        file.add(bytes)?;
-        file.finish(path)
+        let mut content = Content::default();
+        content.push(bytes, None);
+        let writer = self.disk.writer(&self.checkpoint.key(path), FailPoint::SHARD_WRITE)?;
+        Ok(stream(writer, path, &content, None, self.threads)?.file)
     }
 
-    fn start(&self, path: &str) -> Result<HashedFile> {
+    fn write(
+        &self,
+        path: &str,
+        tensors: &[TensorView<'_>],
+        metadata: &[(&str, &str)],
+        digests: bool,
+    ) -> Result<(Streamed, Vec<usize>)> {
+        let (header, order) = header(tensors, metadata)?;
         let writer = self.disk.writer(&self.checkpoint.key(path), FailPoint::SHARD_WRITE)?;
-        Ok(HashedFile { writer, hasher: FileHasher::default() })
+        let streamed = write_tensors(writer, path, &header, tensors, &order, digests, self.threads)?;
+        Ok((streamed, order))
     }
 }
 
@@ -97,38 +161,32 @@ impl ShardWriter {
 pub fn write_file(root: impl Into<PathBuf>, key: &str, tensors: &[TensorView<'_>]) -> Result<ShardFile> {
     let (header, order) = header(tensors, &[])?;
     let writer = Disk::new(root).writer(key, FailPoint::SHARD_WRITE)?;
-    let mut file = HashedFile { writer, hasher: FileHasher::default() };
-    file.add(&(header.len() as u64).to_le_bytes())?;
-    file.add(&header)?;
-    for index in order {
-        file.add(tensors[index].bytes)?;
-    }
-    file.finish(key)
+    let threads = workers::all_cores();
+    Ok(write_tensors(writer, key, &header, tensors, &order, false, threads)?.file)
 }
 
-struct HashedFile {
+fn write_tensors(
     writer: FileWriter,
-    hasher: FileHasher,
+    path: &str,
+    header: &[u8],
+    tensors: &[TensorView<'_>],
+    order: &[usize],
+    digests: bool,
+    threads: NonZeroUsize,
+) -> Result<Streamed> {
+    let mut content = Content::default();
+    content.push(header, None);
+    for &index in order {
+        let view = &tensors[index];
+        let state_block = element_bytes(view.dtype).map(|size| size * BLOCK_ELEMENTS as usize);
+        content.push(view.bytes, state_block.filter(|_| digests));
+    }
+    let about = FileHeader { size: header.len() as u64, blake3: blake3::hash(header).to_hex().to_string() };
+    stream(writer, path, &content, Some(about), threads)
 }
 
-impl HashedFile {
-    /// Writes and hashes in pieces that stay in the processor's cache between the two.
-    fn add(&mut self, bytes: &[u8]) -> Result<()> {
-        for piece in bytes.chunks(1 << 20) {
-            self.writer.write(piece)?;
-            self.hasher.update(piece);
-        }
-        Ok(())
-    }
-
-    fn finish(self, path: &str) -> Result<ShardFile> {
-        self.writer.finish()?;
-        Ok(self.hasher.finish(path))
-    }
-}
-
-/// The header (padded with spaces to 8 bytes, as the format's own writer does) and the order of the tensors in the file:
-/// wide elements first, so that every tensor is aligned, then by name.
+/// The file's bytes before the tensors, and the order of the tensors: wide elements first, so that every tensor is aligned,
+/// then by name. The header is padded with spaces, as the format's own writer does, up to a whole page.
 fn header(tensors: &[TensorView<'_>], metadata: &[(&str, &str)]) -> Result<(Vec<u8>, Vec<usize>)> {
     let mut names = BTreeSet::new();
     let mut slices = Slices::new();
@@ -158,8 +216,11 @@ fn header(tensors: &[TensorView<'_>], metadata: &[(&str, &str)]) -> Result<(Vec<
         entries.insert(view.name.to_owned(), json(serde_json::to_value(entry))?);
         offset = end;
     }
-    let mut header = serde_json::Value::Object(entries).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
+    let json = serde_json::Value::Object(entries).to_string();
+    let size = (8 + json.len()).next_multiple_of(PAGE_BYTES);
+    let mut header = (size as u64 - 8).to_le_bytes().to_vec();
+    header.extend_from_slice(json.as_bytes());
+    header.resize(size, b' ');
     Ok((header, order))
 }
 

@@ -187,7 +187,7 @@ fn litter(dir: &Path, name: CheckpointName) -> Result<(), AnyError> {
 }
 
 fn load(dir: &Path, name: CheckpointName, hash: &str) -> Result<(), AnyError> {
-    let mut reader = ShardReader::open(dir, name, Some(hash))?;
+    let reader = ShardReader::open(dir, name, Some(hash))?;
     for (index, parameter) in model().parameters().into_iter().enumerate() {
         let expected = bytes_of(index, parameter.elements(), name.step);
         let mut bytes = vec![0; expected.len()];
