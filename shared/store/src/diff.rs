@@ -1,25 +1,21 @@
 //! Two checkpoints, tensor by tensor: how far apart are their values?
 //!
-//! Values are compared in fp64, whatever their types; memory does not grow with the tensors. Several threads take groups
-//! of tensors that lie one behind the other, each with readers of its own.
+//! Values are compared in fp64, whatever their types. Both are read in the order of the first one's files, batch by batch;
+//! the tensors of a batch are compared on all cores, and memory does not grow with them.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 use serde::Serialize;
 
+use crate::batches::{self, BATCH_BYTES, Whole};
 use crate::error::{Error, Result};
-use crate::shard::{ShardReader, TensorInfo};
+use crate::shard::{ShardReader, TensorInfo, workers};
 use crate::state_hash::elements;
 
-/// Elements that are compared at a time.
-const CHUNK: u64 = 1 << 20;
-/// Bytes of the tensors that a thread takes at once: what shares a block is read together.
-const GROUP_BYTES: u64 = 64 << 20;
+/// Elements that a thread compares at a time.
+const CHUNK: usize = 1 << 18;
 
 /// A tensor that both have with the same shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -72,148 +68,117 @@ impl Diff {
     }
 }
 
-/// Opens a reader of a checkpoint; called once by each thread.
-pub type Open<'a> = &'a (dyn Fn() -> Result<ShardReader> + Sync);
-
 /// Compares the tensors for which `wanted` holds. Blocks. `progress` gets bytes of the first checkpoint, done and in all.
 ///
 /// # Errors
 /// Those of reading; [`Error::Tensor`] for a type that is no number.
 pub fn diff(
-    first: Open<'_>,
-    second: Open<'_>,
-    wanted: &(dyn Fn(&str) -> bool + Sync),
-    threads: NonZeroUsize,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    first: &ShardReader,
+    second: &ShardReader,
+    wanted: &dyn Fn(&str) -> bool,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Diff> {
-    let (a, b) = (first()?, second()?);
     let mut diff = Diff::default();
-    let other: BTreeMap<&str, &TensorInfo> = b.tensors().filter(|(name, _)| wanted(name)).collect();
-    let mut shared: BTreeMap<String, (TensorInfo, TensorInfo)> = BTreeMap::new();
-    for (name, info) in a.tensors().filter(|(name, _)| wanted(name)) {
-        match other.get(name) {
-            None => diff.only_first.push(name.to_owned()),
-            Some(found) if found.shape != info.shape => diff
-                .misshapen
-                .push(Misshapen { name: name.to_owned(), shapes: [info.shape.clone(), found.shape.clone()] }),
-            Some(found) => drop(shared.insert(name.to_owned(), (info.clone(), (*found).clone()))),
+    let mut pairs = Vec::new();
+    for name in first.in_file_order().into_iter().filter(|name| wanted(name)) {
+        let Some(info) = first.info(&name) else { continue };
+        match second.info(&name) {
+            None => diff.only_first.push(name),
+            Some(found) if found.shape != info.shape => {
+                diff.misshapen.push(Misshapen { name, shapes: [info.shape.clone(), found.shape.clone()] });
+            }
+            Some(found) => pairs.push(Pair::new(name, info, found)?),
         }
     }
-    diff.only_second = other.keys().filter(|name| a.info(name).is_none()).map(|name| (*name).to_owned()).collect();
-    let order: Vec<String> = a.in_file_order().into_iter().filter(|name| shared.contains_key(name)).collect();
-    let groups = group(&order, &shared);
-    drop((a, b));
-
-    let work = Work {
-        shared: &shared,
-        groups: &groups,
-        next: AtomicUsize::new(0),
-        failed: AtomicBool::new(false),
-        found: Mutex::default(),
-        done: Mutex::new(0),
-        total: shared.values().map(|(info, _)| info.bytes()).sum(),
-        progress,
-    };
-    let threads = threads.get().min(groups.len()).max(1);
-    let results: Vec<Result<()>> = thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(|| work.run(first, second))).collect();
-        let ended = |handle: thread::ScopedJoinHandle<'_, Result<()>>| {
-            handle.join().unwrap_or_else(|_| Err(Error::Stopped("a comparing thread panicked".to_owned())))
-        };
-        handles.into_iter().map(ended).collect()
-    });
-    results.into_iter().collect::<Result<()>>()?;
-    diff.tensors = work.found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let only_second = second.tensors().map(|(name, _)| name).filter(|name| wanted(name) && first.info(name).is_none());
+    diff.only_second = only_second.map(str::to_owned).collect();
+    diff.only_first.sort();
+    diff.misshapen.sort_by(|a, b| a.name.cmp(&b.name));
+    compare(first, second, &mut pairs, progress)?;
+    diff.tensors = pairs.into_iter().map(Pair::finish).collect();
     diff.tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(diff)
 }
 
-/// Successive tensors of about [`GROUP_BYTES`] together.
-fn group<'a>(order: &'a [String], infos: &BTreeMap<String, (TensorInfo, TensorInfo)>) -> Vec<&'a [String]> {
-    let (mut groups, mut start, mut bytes) = (Vec::new(), 0, 0);
-    for (index, name) in order.iter().enumerate() {
-        bytes += infos.get(name).map_or(0, |(info, _)| info.bytes());
-        if bytes >= GROUP_BYTES {
-            groups.push(&order[start..=index]);
-            (start, bytes) = (index + 1, 0);
-        }
-    }
-    groups.extend((start < order.len()).then(|| &order[start..]));
-    groups
+/// A tensor that both have, with what was found so far.
+struct Pair {
+    name: String,
+    shape: Vec<u64>,
+    dtypes: [String; 2],
+    numbers: [Number; 2],
+    sums: Sums,
 }
 
-struct Work<'a> {
-    shared: &'a BTreeMap<String, (TensorInfo, TensorInfo)>,
-    groups: &'a [&'a [String]],
-    next: AtomicUsize,
-    failed: AtomicBool,
-    found: Mutex<Vec<TensorDiff>>,
-    done: Mutex<u64>,
-    total: u64,
-    progress: &'a (dyn Fn(u64, u64) + Sync),
-}
-
-impl Work<'_> {
-    fn run(&self, first: Open<'_>, second: Open<'_>) -> Result<()> {
-        let work = || -> Result<()> {
-            let (mut a, mut b) = (first()?, second()?);
-            while let Some(group) = self.groups.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-                for name in *group {
-                    if self.failed.load(Ordering::Relaxed) {
-                        return Ok(());
-                    }
-                    let Some(infos) = self.shared.get(name) else { continue };
-                    let tensor = self.compare(&mut a, &mut b, name, infos)?;
-                    self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(tensor);
-                }
-            }
-            Ok(())
-        };
-        let result = work();
-        self.failed.fetch_or(result.is_err(), Ordering::Relaxed);
-        result
-    }
-
-    fn compare(
-        &self,
-        a: &mut ShardReader,
-        b: &mut ShardReader,
-        name: &str,
-        (first, second): &(TensorInfo, TensorInfo),
-    ) -> Result<TensorDiff> {
+impl Pair {
+    fn new(name: String, first: &TensorInfo, second: &TensorInfo) -> Result<Self> {
         let number = |info: &TensorInfo| {
             let reason = || format!("has type {}, which is not compared", info.dtype);
-            Number::new(&info.dtype).ok_or_else(|| Error::Tensor { name: name.to_owned(), reason: reason() })
+            Number::new(&info.dtype).ok_or_else(|| Error::Tensor { name: name.clone(), reason: reason() })
         };
-        let (number_a, number_b) = (number(first)?, number(second)?);
-        let count = elements(&first.shape);
-        let (mut bytes_a, mut bytes_b) = (Vec::new(), Vec::new());
-        let mut sums = Sums::default();
-        for start in (0..count).step_by(CHUNK as usize) {
-            let size = (count - start).min(CHUNK);
-            for (reader, number, bytes) in [(&mut *a, number_a, &mut bytes_a), (&mut *b, number_b, &mut bytes_b)] {
-                let width = number.size() as u64;
-                bytes.resize((size * width) as usize, 0);
-                reader.read_tensor_range(name, start * width, bytes)?;
-            }
-            // Equal bits are equal values, NaN too.
-            if number_a != number_b || bytes_a != bytes_b {
-                sums.add(number_a.values(&bytes_a), number_b.values(&bytes_b));
-            }
-            let mut done = self.done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            *done += size * number_a.size() as u64;
-            (self.progress)(*done, self.total);
-        }
-        Ok(TensorDiff {
-            name: name.to_owned(),
-            shape: first.shape.clone(),
-            dtypes: [first.dtype.clone(), second.dtype.clone()],
-            max: sums.max,
-            rms: if count == 0 { 0.0 } else { (sums.squares / count as f64).sqrt() },
-            unequal: sums.unequal,
-            nonfinite: sums.nonfinite,
-        })
+        let numbers = [number(first)?, number(second)?];
+        let dtypes = [first.dtype.clone(), second.dtype.clone()];
+        Ok(Self { name, shape: first.shape.clone(), dtypes, numbers, sums: Sums::default() })
     }
+
+    fn whole(&self, which: usize) -> Whole<'_> {
+        Whole { name: &self.name, shape: &self.shape, element_bytes: self.numbers[which].size() as u64 }
+    }
+
+    fn finish(self) -> TensorDiff {
+        let Self { name, shape, dtypes, sums, .. } = self;
+        let count = elements(&shape).max(1) as f64;
+        let rms = (sums.squares / count).sqrt();
+        TensorDiff { name, shape, dtypes, max: sums.max, rms, unequal: sums.unequal, nonfinite: sums.nonfinite }
+    }
+}
+
+fn compare(
+    first: &ShardReader,
+    second: &ShardReader,
+    pairs: &mut [Pair],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
+    let wholes = [0, 1].map(|which| pairs.iter().map(|pair| pair.whole(which)).collect::<Vec<_>>());
+    // Both buffers stay within the limit when the batches are cut for the wider type.
+    let widest = |pair: &Pair| pair.numbers[0].size().max(pair.numbers[1].size()) as u64;
+    let cut: Vec<_> = pairs.iter().zip(&wholes[0]).map(|(p, w)| Whole { element_bytes: widest(p), ..*w }).collect();
+    let total: u64 = wholes[0].iter().map(|whole| elements(whole.shape) * whole.element_bytes).sum();
+    let found: Mutex<BTreeMap<(usize, u64), Sums>> = Mutex::default();
+    let mut begun = vec![0; pairs.len()];
+    let (mut a, mut b, mut done) = (Vec::new(), Vec::new(), 0);
+    for batch in batches::batches(&cut, BATCH_BYTES) {
+        batches::read(first, &wholes[0], &batch, &mut a)?;
+        batches::read(second, &wholes[1], &batch, &mut b)?;
+        let (mut rest_a, mut rest_b) = (a.as_slice(), b.as_slice());
+        let mut work = Vec::new();
+        for item in &batch {
+            let (part_a, later_a) = rest_a.split_at(batches::bytes_of(&wholes[0], item));
+            let (part_b, later_b) = rest_b.split_at(batches::bytes_of(&wholes[1], item));
+            (rest_a, rest_b) = (later_a, later_b);
+            let [number_a, number_b] = pairs[item.tensor].numbers;
+            let chunks = part_a.chunks(CHUNK * number_a.size()).zip(part_b.chunks(CHUNK * number_b.size()));
+            for (index, (a, b)) in chunks.enumerate() {
+                work.push(((item.tensor, begun[item.tensor] + index as u64), (number_a, a), (number_b, b)));
+            }
+            begun[item.tensor] += item.elements.div_ceil(CHUNK as u64);
+        }
+        workers::for_each(workers::all_cores(), work, |_: &mut (), (place, (number_a, a), (number_b, b))| {
+            // Equal bits are equal values, NaN too.
+            if number_a != number_b || a != b {
+                let mut sums = Sums::default();
+                sums.add(number_a.values(a), number_b.values(b));
+                found.lock().unwrap_or_else(PoisonError::into_inner).insert(place, sums);
+            }
+            Ok(())
+        })?;
+        done += a.len() as u64;
+        progress(done, total);
+    }
+    // Added in the order of the elements: the sums do not depend on the threads.
+    for ((tensor, _), sums) in found.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        pairs[tensor].sums.join(&sums);
+    }
+    Ok(())
 }
 
 #[derive(Default)]
@@ -225,6 +190,13 @@ struct Sums {
 }
 
 impl Sums {
+    fn join(&mut self, other: &Self) {
+        self.max = self.max.max(other.max);
+        self.squares += other.squares;
+        self.unequal += other.unequal;
+        self.nonfinite += other.nonfinite;
+    }
+
     fn add(&mut self, a: impl Iterator<Item = f64>, b: impl Iterator<Item = f64>) {
         for (a, b) in a.zip(b) {
             if a == b || (a.is_nan() && b.is_nan()) {
@@ -303,6 +275,9 @@ mod tests {
     use crate::shard::{ShardWriter, TensorView};
     use crate::{Error, Unfenced};
 
+    /// More than two chunks.
+    const BIG: u64 = 2 * CHUNK as u64 + 3;
+
     /// Commits one shard of these tensors at `step`.
     async fn commit(store: &CheckpointStore, step: u64, tensors: &[TensorView<'_>]) {
         let path = ShardName { section: Section::Model, rank: 0, world_size: 1, generation: 2 };
@@ -320,8 +295,11 @@ mod tests {
     }
 
     fn compare(store: &CheckpointStore, a: u64, b: u64) -> Result<Diff> {
-        let open = |step| move || ShardReader::open(store.root(), CheckpointName { epoch: 0, step }, None);
-        diff(&open(a), &open(b), &|_| true, NonZeroUsize::new(2).unwrap(), &|done, total| assert!(done <= total))
+        let [a, b] = [a, b].map(|step| store.reader(CheckpointName { epoch: 0, step }, None));
+        let mut last = (0, 0);
+        let diff = diff(&a?, &b?, &|_| true, &mut |done, total| last = (done, total))?;
+        assert_eq!(last.0, last.1);
+        Ok(diff)
     }
 
     #[tokio::test]
@@ -333,11 +311,11 @@ mod tests {
         // bf16 of 1, 2, 3, 4, in which fp32's 2 + 2^-10 does not fit.
         let narrow: Vec<u8> = [0x3f80_u16, 0x4000, 0x4040, 0x4080].iter().flat_map(|bits| bits.to_le_bytes()).collect();
         let wide = f32s(&[1.0, 2.0 + 1.0 / 1024.0, 3.0, 4.0]);
-        let big: Vec<u8> = f32s(&(0..CHUNK + 3).map(|i| i as f32).collect::<Vec<_>>());
+        let big: Vec<u8> = f32s(&(0..BIG).map(|i| i as f32).collect::<Vec<_>>());
         let mut changed = big.clone();
         let last = changed.len() - 4;
-        changed[last..].copy_from_slice(&((CHUNK + 2) as f32 - 8.0).to_le_bytes());
-        let shape = [CHUNK + 3];
+        changed[last..].copy_from_slice(&((BIG - 1) as f32 - 8.0).to_le_bytes());
+        let shape = [BIG];
         let first = [
             view("bits", "F32", &[4], &a),
             view("types", "BF16", &[4], &narrow),
@@ -362,7 +340,7 @@ mod tests {
         let misshapen = Misshapen { name: "model/shape".into(), shapes: [vec![4], vec![2, 2]] };
         assert_eq!(diff.misshapen, [misshapen]);
         let summary = |t: &TensorDiff| (t.name.clone(), t.max, t.rms, t.unequal, t.nonfinite);
-        let count = (CHUNK + 3) as f64;
+        let count = (BIG) as f64;
         let expected = [
             ("model/big".to_owned(), 8.0, (64.0 / count).sqrt(), 1, 0),
             ("model/bits".to_owned(), 0.5, 0.25, 2, 1),

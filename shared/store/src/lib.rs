@@ -14,6 +14,7 @@
 //!
 //! Keys are relative paths with `/`, as an object store has them; only [`io`] knows that a POSIX directory is below.
 
+mod batches;
 pub mod blocking;
 pub mod checkpoints;
 pub mod diff;

@@ -1,6 +1,6 @@
 //! Export: a committed checkpoint, full or weights only, as a directory that `transformers` loads.
 //!
-//! - **Streaming**: tensors go through a few buffers of 8 MiB, so memory does not depend on the size of the model.
+//! - **Streaming**: tensors go through two buffers of 64 MiB, so memory does not depend on the size of the model.
 //! - **Proved**: every byte is hashed before it is used, as in any load.
 //! - **Whole or not at all**: files are written to a folder beside the target, which gets the target's name when all are
 //!   durable. What a killed export left is removed by the next one to the same target.
@@ -138,7 +138,7 @@ pub enum ExportError {
 /// # Errors
 /// [`ExportError`].
 pub fn export(
-    reader: &mut ShardReader,
+    reader: &ShardReader,
     to: &Path,
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64, u64),
@@ -191,7 +191,7 @@ pub fn export(
 
 type Config = serde_json::Map<String, serde_json::Value>;
 
-fn read_spec(reader: &mut ShardReader) -> Result<(JobSpec, Config, Architecture), ExportError> {
+fn read_spec(reader: &ShardReader) -> Result<(JobSpec, Config, Architecture), ExportError> {
     let checkpoint = reader.manifest().name.to_string();
     let fault = |reason: String| ExportError::Spec { checkpoint: checkpoint.clone(), reason };
     let bytes = reader.read_file(CONFIG)?.ok_or_else(|| fault("is not in the checkpoint".to_owned()))?;
@@ -251,8 +251,8 @@ impl CheckpointStore {
         let (store, to, options) = (self.clone(), to.to_owned(), options.clone());
         let manifest = manifest.map(str::to_owned);
         let work = tokio::task::spawn_blocking(move || {
-            let mut reader = store.reader(name, manifest.as_deref())?;
-            export(&mut reader, &to, &options, &mut progress)
+            let reader = store.reader(name, manifest.as_deref())?;
+            export(&reader, &to, &options, &mut progress)
         });
         let result = work.await.unwrap_or_else(|stopped| Err(Error::Stopped(stopped.to_string()).into()));
         let mut warnings = Vec::new();

@@ -6,6 +6,7 @@ use serde_json::json;
 use trainctl_spec::Architecture;
 
 use super::{Dtype, ExportError};
+use crate::batches::Whole;
 use crate::shard::TensorInfo;
 use crate::state_hash::elements;
 
@@ -35,6 +36,11 @@ impl PlannedTensor {
     /// Bytes in the export.
     pub(super) fn bytes(&self) -> u64 {
         elements(&self.shape) * self.to.size() as u64
+    }
+
+    /// What is read of it.
+    pub(super) fn whole(&self) -> Whole<'_> {
+        Whole { name: &self.source, shape: &self.shape, element_bytes: self.from.size() as u64 }
     }
 
     /// Bytes in the checkpoint.

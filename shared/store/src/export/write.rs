@@ -1,4 +1,4 @@
-//! Writing safetensors files piece by piece: memory does not grow with the tensors.
+//! Writing safetensors files batch by batch: memory does not grow with the tensors.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,17 +9,18 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::dtype::{CastReport, cast};
 use super::plan::{Plan, PlannedFile, PlannedTensor};
 use super::{Dtype, ExportError};
+use crate::batches::{self, BATCH_BYTES, Item, Whole};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Disk, FileWriter};
-use crate::shard::{BLOCK_BYTES, ShardReader};
+use crate::shard::ShardReader;
 
-/// Bytes that are read, cast and written at a time. A whole number of elements of every type.
-const PIECE: usize = BLOCK_BYTES;
-/// Pieces between the thread that reads and the one that writes.
-const AHEAD: usize = 3;
+/// Batches in memory: one is read while the one before is written.
+const BUFFERS: usize = 2;
+/// Bytes that are cast at a time; a whole number of elements of every type.
+const CAST_BYTES: usize = 1 << 20;
 
-type Piece = Result<Vec<u8>>;
+type Batch = Result<Vec<u8>>;
 
 /// What the casts of a whole export did.
 #[derive(Debug, Default)]
@@ -30,104 +31,120 @@ pub(super) struct Casts {
 
 /// Writes the planned files into `folder`. One thread reads and proves the bytes, this one casts and writes them.
 pub(super) fn write_files(
-    reader: &mut ShardReader,
+    reader: &ShardReader,
     plan: &Plan,
     disk: &Disk,
     folder: &str,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Casts, ExportError> {
-    let (full_in, full) = sync_channel::<Piece>(AHEAD);
-    let (free, free_out) = sync_channel::<Vec<u8>>(AHEAD + 1);
-    for _ in 0..=AHEAD {
+    let planned: Vec<&PlannedTensor> = plan.tensors().collect();
+    let tensors: Vec<Whole<'_>> = planned.iter().map(|tensor| tensor.whole()).collect();
+    let batches = batches::batches(&tensors, BATCH_BYTES);
+    let (read, full) = sync_channel::<Batch>(BUFFERS);
+    let (free, buffers) = sync_channel::<Vec<u8>>(BUFFERS);
+    for _ in 0..BUFFERS {
         // The channel holds as many; it cannot be full or closed here.
         free.try_send(Vec::new()).unwrap_or_default();
     }
     thread::scope(|scope| {
+        let (tensors, batches) = (&tensors, &batches);
         let reading = thread::Builder::new().name("export-read".to_owned()).spawn_scoped(scope, move || {
-            read_all(reader, plan, &free_out, &full_in);
+            read_all(reader, tensors, batches, &buffers, &read);
         });
-        let mut writing =
-            Writing { full, free, total: plan.source_bytes(), done: 0, casts: Casts::default(), progress };
-        let written = match &reading {
-            Ok(_) => plan.files.iter().try_for_each(|file| writing.file(disk, folder, file)),
-            Err(error) => Err(Error::Stopped(format!("start a thread: {error}")).into()),
-        };
-        // Dropping the channels ends a reader that is ahead of a failed writer.
-        let casts = writing.casts;
-        written.map(|()| casts)
+        if let Err(error) = reading {
+            return Err(Error::Stopped(format!("start a thread: {error}")).into());
+        }
+        // Dropped at the end, whatever it is: that ends a reader that is ahead of a failed writer.
+        let mut source = Source { full, free, items: batches.iter(), batch: [].iter(), buffer: Vec::new(), at: 0 };
+        let (mut casts, mut done, total) = (Casts::default(), 0, plan.source_bytes());
+        for file in &plan.files {
+            let mut writer = disk.writer(&format!("{folder}/{}", file.path), FailPoint::EXPORT_FILE)?;
+            let header = header(file)?;
+            writer.write(&(header.len() as u64).to_le_bytes())?;
+            writer.write(&header)?;
+            for tensor in &file.tensors {
+                let mut left = tensor.source_bytes();
+                while left > 0 {
+                    let bytes = source.next(tensors)?;
+                    put(&mut writer, tensor, bytes, &mut casts)?;
+                    left -= bytes.len() as u64;
+                    done += bytes.len() as u64;
+                    progress(done, total);
+                }
+            }
+            writer.finish()?;
+        }
+        Ok(casts)
     })
 }
 
-/// Ends early when nobody takes pieces any more, and after an error.
-fn read_all(reader: &mut ShardReader, plan: &Plan, free: &Receiver<Vec<u8>>, full: &SyncSender<Piece>) {
-    for tensor in plan.tensors() {
-        for (start, size) in pieces(tensor) {
-            let Ok(mut buffer) = free.recv() else { return };
-            buffer.resize(size, 0);
-            let piece = reader.read_tensor_range(&tensor.source, start, &mut buffer).map(|()| buffer);
-            let failed = piece.is_err();
-            if full.send(piece).is_err() || failed {
-                return;
-            }
+/// Ends early when nobody takes batches any more, and after an error.
+fn read_all(
+    reader: &ShardReader,
+    tensors: &[Whole<'_>],
+    batches: &[Vec<Item>],
+    buffers: &Receiver<Vec<u8>>,
+    full: &SyncSender<Batch>,
+) {
+    for batch in batches {
+        let Ok(mut buffer) = buffers.recv() else { return };
+        let read = batches::read(reader, tensors, batch, &mut buffer).map(|()| buffer);
+        let failed = read.is_err();
+        if full.send(read).is_err() || failed {
+            return;
         }
     }
 }
 
-/// Start and size of each piece of a tensor, bytes in the checkpoint.
-fn pieces(tensor: &PlannedTensor) -> impl Iterator<Item = (u64, usize)> + use<> {
-    let bytes = tensor.source_bytes();
-    (0..bytes.div_ceil(PIECE as u64)).map(move |index| {
-        let start = index * PIECE as u64;
-        (start, (bytes - start).min(PIECE as u64) as usize)
-    })
-}
-
-struct Writing<'a> {
-    full: Receiver<Piece>,
+/// The bytes of all tensors, in order.
+struct Source<'a> {
+    full: Receiver<Batch>,
     free: SyncSender<Vec<u8>>,
-    total: u64,
-    done: u64,
-    casts: Casts,
-    progress: &'a mut dyn FnMut(u64, u64),
+    items: std::slice::Iter<'a, Vec<Item>>,
+    batch: std::slice::Iter<'a, Item>,
+    buffer: Vec<u8>,
+    at: usize,
 }
 
-impl Writing<'_> {
-    fn file(&mut self, disk: &Disk, folder: &str, file: &PlannedFile) -> Result<(), ExportError> {
-        let mut writer = disk.writer(&format!("{folder}/{}", file.path), FailPoint::EXPORT_FILE)?;
-        let header = header(file)?;
-        writer.write(&(header.len() as u64).to_le_bytes())?;
-        writer.write(&header)?;
-        let mut converted = Vec::new();
-        for tensor in &file.tensors {
-            for _ in pieces(tensor) {
-                let bytes = self.full.recv().map_err(|_| Error::Stopped("the reading thread ended".to_owned()))??;
-                self.piece(&mut writer, tensor, &bytes, &mut converted)?;
-                self.done += bytes.len() as u64;
-                (self.progress)(self.done, self.total);
-                // The reader may have read its last piece.
-                self.free.send(bytes).unwrap_or_default();
+impl Source<'_> {
+    /// The next part that holds anything.
+    fn next(&mut self, tensors: &[Whole<'_>]) -> Result<&[u8]> {
+        loop {
+            if let Some(item) = self.batch.next() {
+                let start = self.at;
+                self.at += batches::bytes_of(tensors, item);
+                if start < self.at {
+                    return Ok(&self.buffer[start..self.at]);
+                }
+                continue;
             }
+            let ended = || Error::Stopped("the reading thread ended".to_owned());
+            self.batch = self.items.next().ok_or_else(ended)?.iter();
+            let used = std::mem::take(&mut self.buffer);
+            if used.capacity() > 0 {
+                // The reader may have read its last batch.
+                self.free.send(used).unwrap_or_default();
+            }
+            self.buffer = self.full.recv().map_err(|_| ended())??;
+            self.at = 0;
         }
-        Ok(writer.finish()?)
     }
+}
 
-    fn piece(
-        &mut self,
-        writer: &mut FileWriter,
-        tensor: &PlannedTensor,
-        bytes: &[u8],
-        converted: &mut Vec<u8>,
-    ) -> Result<(), ExportError> {
-        if tensor.from == tensor.to {
-            return Ok(writer.write(bytes)?);
-        }
-        let CastReport { overflow, flushed } = cast(tensor.from, tensor.to, bytes, converted);
+fn put(writer: &mut FileWriter, tensor: &PlannedTensor, bytes: &[u8], casts: &mut Casts) -> Result<(), ExportError> {
+    if tensor.from == tensor.to {
+        return Ok(writer.write(bytes)?);
+    }
+    let mut converted = Vec::new();
+    for piece in bytes.chunks(CAST_BYTES) {
+        let CastReport { overflow, flushed } = cast(tensor.from, tensor.to, piece, &mut converted);
         if let Some(value) = overflow {
             return Err(ExportError::Overflow { name: tensor.name.clone(), value, dtype: tensor.to });
         }
-        self.casts.flushed += flushed;
-        Ok(writer.write(converted)?)
+        casts.flushed += flushed;
+        writer.write(&converted)?;
     }
+    Ok(())
 }
 
 /// The header, padded with spaces to 8 bytes as the format's own writer does. `transformers` refuses a file without

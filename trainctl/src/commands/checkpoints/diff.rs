@@ -1,8 +1,5 @@
 //! `trainctl checkpoints diff`
 
-use std::num::NonZeroUsize;
-use std::thread::available_parallelism;
-
 use clap::Args;
 use trainctl_store::checkpoints::{Committed, Selector};
 use trainctl_store::{CheckpointStore, diff};
@@ -56,16 +53,13 @@ impl Diff {
         let (name_a, name_b) = (a.name(), b.name());
         let hashes = (a.hash.clone(), b.hash.clone());
         let compare = move || {
-            diff::diff(
-                &|| store_a.reader(name_a, Some(&hashes.0)),
-                &|| store_b.reader(name_b, Some(&hashes.1)),
-                &|tensor| !weights_only || tensor.starts_with("model/"),
-                available_parallelism().unwrap_or(NonZeroUsize::MIN),
-                &|done, total| {
-                    shown.set_length(total);
-                    shown.set_position(done);
-                },
-            )
+            let first = store_a.reader(name_a, Some(&hashes.0))?;
+            let second = store_b.reader(name_b, Some(&hashes.1))?;
+            let wanted = |tensor: &str| !weights_only || tensor.starts_with("model/");
+            diff::diff(&first, &second, &wanted, &mut |done, total| {
+                shown.set_length(total);
+                shown.set_position(done);
+            })
         };
         let compared = tokio::task::spawn_blocking(compare).await;
         let diff = compared.map_err(|error| Failure::internal(error.to_string()))?.map_err(failure)?;
