@@ -27,6 +27,11 @@ quickstart: build ## Make data and a tokenizer, train a small GPT-2 with two wor
 test: ## Check formatting and lints, build, install what the tests need (target/ and the cache only), run them all
 	@MAKEFLAGS= scripts/test.sh
 
+.PHONY: bench-checkpoint
+bench-checkpoint: build ## Measure checkpoints against memcpy, dd, b3sum and PyTorch's; BENCH="--rows write,verify" chooses
+	$(WITH_TORCH) cargo build --release --locked --examples -p trainctl-store -p trainctl-engine
+	python3 bench/checkpoint.py --python "$$(scripts/oracle-venv.sh)" --b3sum "$$(scripts/b3sum.sh)" $(BENCH)
+
 .PHONY: fmt
 fmt: ## Check the formatting
 	cargo fmt --all -- --check

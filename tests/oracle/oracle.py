@@ -3,6 +3,7 @@
 - **Out**: a short run with two trainers; `trainctl export` in several forms, and the run's own `model/consolidated`. Each loads
   in AutoModelForCausalLM with no key missing or left over and gives the logits of the checkpoint; AutoTokenizer encodes
   and decodes as the tokenizer that made the data; the loss is that of the run's last validation row.
+  PyTorch's reader of sharded safetensors reads the checkpoint's `model/` without us.
 - **In**: models saved by transformers in several forms. Each gives the same logits here, and as `model.init` the same loss
   in the first step of a run with two trainers.
 
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import golden
 
@@ -158,6 +161,15 @@ def check_tokenizer(checks: Checks, name: str, directory: Path, theirs: Theirs, 
     checks.that(f"{name}: generate", text.shape[1] > prompt.shape[1], repr(tokenizer.decode(text[0])))
 
 
+def logits_by_dcp(checkpoint: Path, exported: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own reader of sharded safetensors, and so NeMo AutoModel's, on the checkpoint as it is."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(exported), dtype=torch.float32).eval()
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    dcp.load(weights, storage_reader=HuggingFaceStorageReader(str(checkpoint / "model")), no_dist=True)
+    with torch.no_grad():
+        return model(input_ids=tokens).logits
+
+
 def out(checks: Checks, data: Data) -> None:
     config = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 512, "n_positions": 64}
     directory = run(data, "out", {"config": config}, 12)
@@ -181,6 +193,7 @@ def out(checks: Checks, data: Data) -> None:
         check_tokenizer(checks, name, exported, theirs, data)
     shards = list(directories["export in shards"].glob("*.safetensors"))
     checks.that("export in shards: files", len(shards) > 2, f"{len(shards)} files")
+    checks.logits("model/ by DCP's reader", ours, logits_by_dcp(checkpoint, directories["export"], tokens))
 
 
 def back(checks: Checks, data: Data) -> None:
