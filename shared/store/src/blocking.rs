@@ -9,6 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::checkpoints::{self, Committed, Listing, ResolveError, ResolveOptions, Resolved, Selector, Verified};
 use crate::error::{Error, Result};
 use crate::layout::CheckpointName;
+use crate::location::Location;
 
 /// [`checkpoints::CheckpointStore`] with a small runtime of its own.
 #[derive(Debug)]
@@ -23,7 +24,18 @@ impl CheckpointStore {
     /// # Errors
     /// [`Error::Io`] if no runtime can be made.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
-        let inner = checkpoints::CheckpointStore::open(dir);
+        Self::over(checkpoints::CheckpointStore::open(dir))
+    }
+
+    /// The checkpoints in a directory or a bucket.
+    ///
+    /// # Errors
+    /// As [`checkpoints::CheckpointStore::open_at`]; [`Error::Io`] if no runtime can be made.
+    pub fn open_at(location: &Location, control: impl Into<PathBuf>) -> Result<Self> {
+        Self::over(checkpoints::CheckpointStore::open_at(location, control)?)
+    }
+
+    fn over(inner: checkpoints::CheckpointStore) -> Result<Self> {
         let runtime = Builder::new_current_thread()
             .max_blocking_threads(2)
             .build()
@@ -31,7 +43,7 @@ impl CheckpointStore {
         Ok(Self { runtime, inner })
     }
 
-    /// The directory.
+    /// The directory; for a bucket its URL, which is for messages only.
     pub fn root(&self) -> &Path {
         self.inner.root()
     }

@@ -21,6 +21,34 @@ pub enum Error {
         /// The file that was to be made.
         path: PathBuf,
     },
+    /// An object store refused, or could not be reached.
+    #[error("cannot {action} {url}: {reason}")]
+    Object {
+        /// What was tried: `read`, `write`, …
+        action: &'static str,
+        /// On what.
+        url: String,
+        /// The store's answer, without anything secret, and what to do.
+        reason: String,
+    },
+    /// An object store that answers a conditional put by overwriting.
+    #[error(
+        "{url}: this object store ignores the condition of a put (If-None-Match: *), so that two coordinators could commit \
+         the same step; use a store that honours it (Amazon S3, Google Cloud Storage, Azure, Cloudflare R2, current MinIO), \
+         update the server, or choose a directory as checkpoint.checkpoint_dir"
+    )]
+    Unconditional {
+        /// Where checkpoints were to lie.
+        url: String,
+    },
+    /// A place for checkpoints that cannot be understood.
+    #[error("`{text}` is no place for checkpoints: {reason}")]
+    Location {
+        /// As given, without a password.
+        text: String,
+        /// Why.
+        reason: String,
+    },
     /// A key would leave the directory it belongs to.
     #[error("`{key}` is no path inside the store: use a relative path without `..`")]
     Key {
@@ -108,6 +136,11 @@ impl Error {
     pub fn is_refused(&self) -> bool {
         use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
         matches!(self, Self::Io { source, .. } if matches!(source.kind(), PermissionDenied | ReadOnlyFilesystem))
+    }
+
+    /// An [`Error::Object`].
+    pub(crate) fn object(action: &'static str, url: impl std::fmt::Display, reason: impl Into<String>) -> Self {
+        Self::Object { action, url: url.to_string(), reason: reason.into() }
     }
 
     /// The disk or quota is full.

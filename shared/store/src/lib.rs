@@ -1,7 +1,8 @@
 //! Checkpoints and run directories: what is durable, in which order, and who may change it.
 //!
-//! Everything that trainctl keeps between two processes lies in a run directory (ARCHITECTURE.md), and everything
-//! that changes it passes [`io`], the one module with mutating calls. On top of it:
+//! Everything that trainctl keeps between two processes lies in a run directory (ARCHITECTURE.md); checkpoints may lie in
+//! a bucket instead ([`location`]). Everything that changes them passes [`io`], the one module with mutating calls. On top
+//! of it:
 //!
 //! - [`layout`]: the names of all files of a run directory.
 //! - [`numbers`] and [`tenure`]: terms and generations (J2): who may act.
@@ -12,7 +13,7 @@
 //! - [`rows`]: the `.jsonl` files.
 //! - [`blocking`]: the same for code that is not async.
 //!
-//! Keys are relative paths with `/`, as an object store has them; only [`io`] knows that a POSIX directory is below.
+//! Keys are relative paths with `/`, as an object store has them; [`io`] knows what is below.
 
 mod batches;
 pub mod blocking;
@@ -23,6 +24,7 @@ pub mod export;
 pub mod fault;
 pub mod io;
 pub mod layout;
+pub mod location;
 pub mod manifest;
 pub mod numbers;
 pub mod rows;
@@ -34,5 +36,6 @@ mod wall;
 pub use checkpoints::CheckpointStore;
 pub use error::Error;
 pub use layout::{CheckpointName, RunDir};
+pub use location::Location;
 pub use manifest::Manifest;
 pub use tenure::{Fence, Standing, Tenure, Unfenced};

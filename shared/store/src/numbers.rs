@@ -9,7 +9,7 @@ use trainctl_spec::{Generation, Term};
 
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
-use crate::io::{Created, Disk, Io};
+use crate::io::{Created, Files, Io};
 use crate::wall;
 
 const FOLDER: &str = "numbers";
@@ -115,7 +115,7 @@ impl Numbers {
     /// # Errors
     /// [`Error::Io`].
     pub async fn entry(&self, number: u64) -> Result<Option<Entry>> {
-        self.io.run(move |disk| read_entry(disk, number)).await
+        self.io.run(move |files| read_entry(files, number)).await
     }
 
     /// The highest term, 0 if there is none. Reads only what is new since the last call: cheap enough to be asked
@@ -125,7 +125,7 @@ impl Numbers {
     /// [`Error::Io`].
     pub async fn highest_term(&self) -> Result<Term> {
         let seen = Arc::clone(&self.seen);
-        self.io.run(move |disk| seen.look(disk)).await
+        self.io.run(move |files| seen.look(files)).await
     }
 
     /// [`Numbers::highest_term`] for code that is not async.
@@ -133,7 +133,7 @@ impl Numbers {
     /// # Errors
     /// [`Error::Io`].
     pub fn highest_term_blocking(&self) -> Result<Term> {
-        self.seen.look(self.io.disk())
+        self.seen.look(self.io.files())
     }
 
     /// Takes the next number for a generation of `term` (J2: only the highest term may form).
@@ -182,7 +182,7 @@ impl Numbers {
     /// # Errors
     /// [`Error::Io`].
     pub(crate) async fn sweep(&self) -> Result<()> {
-        self.io.run(|disk| disk.sweep_dir(FOLDER, FailPoint::NUMBER_SWEEP)).await
+        self.io.run(|files| files.sweep_dir(FOLDER, FailPoint::NUMBER_SWEEP)).await
     }
 
     async fn create(&self, number: u64, kind: Kind, term: u64, taker: &Taker) -> Result<Created> {
@@ -203,14 +203,14 @@ impl Numbers {
 
 impl Seen {
     /// Looks from the last seen number upward.
-    fn look(&self, disk: &Disk) -> Result<Term> {
+    fn look(&self, files: &Files) -> Result<Term> {
         let mut next = self.number.load(Ordering::Acquire) + 1;
         if next == 1 {
             // The sequence of a copied directory may start above 1.
-            let files = disk.list(FOLDER)?;
-            next = files.iter().find_map(|file| parse_name(&file.name)).unwrap_or(1);
+            let listed = files.list(FOLDER)?;
+            next = listed.iter().find_map(|file| parse_name(&file.name)).unwrap_or(1);
         }
-        while let Some(entry) = read_entry(disk, next)? {
+        while let Some(entry) = read_entry(files, next)? {
             self.note(&entry);
             next += 1;
         }
@@ -225,8 +225,8 @@ impl Seen {
     }
 }
 
-fn read_entry(disk: &Disk, number: u64) -> Result<Option<Entry>> {
-    let bytes = disk.read(&key(number))?;
+fn read_entry(files: &Files, number: u64) -> Result<Option<Entry>> {
+    let bytes = files.read(&key(number))?;
     Ok(bytes.map(|bytes| Entry { number, record: serde_json::from_slice(&bytes).ok() }))
 }
 

@@ -5,7 +5,11 @@
 //! - **C3** Order: shards durable → manifest durable → directory durable → pointer swapped → older ones pruned.
 //!
 //! Every change passes a [`Fence`] directly before it (J2).
+//!
+//! The same rules hold on a prefix of a bucket, with other means: an object is durable when its put is answered, pointers are
+//! small text objects, and since a bucket has no rename, a checkpoint is retired in its place (`bucket`).
 
+mod bucket;
 mod pins;
 mod pointers;
 mod resolve;
@@ -26,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Created, Io, Kind};
 use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST, WEIGHTS};
+use crate::location::Location;
 use crate::manifest::{FORMAT, Fault, Manifest, Metrics};
 use crate::shard::ShardReader;
 use crate::shard::hash::check_record;
@@ -66,6 +71,8 @@ pub struct Listing {
     pub uncommitted: Vec<CheckpointName>,
     /// Directories whose manifest is complete and wrong.
     pub damaged: Vec<Damaged>,
+    /// On a bucket: what a generation left behind when it started from an earlier step. It does not exist any more.
+    pub retired: Vec<CheckpointName>,
 }
 
 impl Listing {
@@ -117,28 +124,41 @@ impl CheckpointStore {
         Self { io: Io::new(dir), control: Io::new(control) }
     }
 
+    /// Checkpoints in a directory or a bucket; `control` is the run directory's `control/`. No request is made.
+    ///
+    /// # Errors
+    /// [`Error::Object`] if the environment's settings for the bucket are wrong.
+    pub fn open_at(location: &Location, control: impl Into<PathBuf>) -> Result<Self> {
+        Ok(Self { io: Io::open(location)?, control: Io::new(control) })
+    }
+
     /// The weights-only checkpoints of the same run: a store of its own in `weights/`, with the same pins.
     #[must_use]
     pub fn weights(&self) -> Self {
-        Self { io: Io::new(self.io.root().join(WEIGHTS)), control: self.control.clone() }
+        Self { io: self.io.below(WEIGHTS), control: self.control.clone() }
     }
 
-    /// The same over given directories, for tests with faults.
+    /// The same over given places, for tests with faults.
     pub fn with_io(io: Io, control: Io) -> Self {
         Self { io, control }
     }
 
-    /// The directory.
+    /// Where the checkpoints lie.
+    pub fn location(&self) -> Location {
+        self.io.files().location()
+    }
+
+    /// The directory; for a bucket its URL, which is for messages only.
     pub fn root(&self) -> &Path {
         self.io.root()
     }
 
-    /// The directory's I/O.
+    /// The place's I/O.
     pub fn io(&self) -> &Io {
         &self.io
     }
 
-    /// The path of a checkpoint's directory.
+    /// The path of a checkpoint's directory, or its URL for a bucket.
     pub fn path(&self, name: CheckpointName) -> PathBuf {
         self.io.root().join(name.to_string())
     }
@@ -148,7 +168,7 @@ impl CheckpointStore {
     /// # Errors
     /// Those of [`ShardReader::open`].
     pub fn reader(&self, name: CheckpointName, manifest: Option<&str>) -> Result<ShardReader> {
-        ShardReader::open(self.io.root(), name, manifest)
+        ShardReader::over(self.io.files().as_ref().clone(), name, manifest)
     }
 
     /// What there is. Reads every manifest and no other file.
@@ -168,6 +188,7 @@ impl CheckpointStore {
         let mut listing = Listing::default();
         for name in names {
             match self.look(name).await? {
+                None if self.is_retired(name).await? => listing.retired.push(name),
                 None => listing.uncommitted.push(name),
                 Some(Ok(committed)) => listing.committed.push(committed),
                 Some(Err(fault)) if fault.was_committed() => listing.damaged.push(Damaged { name, fault }),
@@ -201,7 +222,7 @@ impl CheckpointStore {
     pub async fn commit(&self, fence: &dyn Fence, draft: Manifest, config_yaml: &str) -> Result<CommitOutcome> {
         let name = draft.name;
         fence.pass().await?;
-        self.io.run(move |disk| disk.sweep_dir(&name.to_string(), FailPoint::COMMIT_SWEEP)).await?;
+        self.io.run(move |files| files.sweep_dir(&name.to_string(), FailPoint::COMMIT_SWEEP)).await?;
         if let Some(Ok(committed)) = self.look(name).await? {
             return Ok(CommitOutcome::AlreadyCommitted(committed));
         }
@@ -221,9 +242,7 @@ impl CheckpointStore {
         }
         manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
         for directory in [name.key("model"), name.key("optim"), name.to_string(), String::new()] {
-            if self.io.root().join(&directory).is_dir() {
-                self.io.sync_dir(&directory, FailPoint::COMMIT_SYNC).await?;
-            }
+            self.io.sync_dir(&directory, FailPoint::COMMIT_SYNC).await?;
         }
         let refused = |fault: Fault| Error::Commit { name: name.to_string(), reason: fault.to_string() };
         let (bytes, hash) = manifest.encode().map_err(refused)?;
@@ -238,7 +257,7 @@ impl CheckpointStore {
     async fn sweep_commits(&self) -> Result<()> {
         let is_checkpoint = |name: &str| name.parse::<CheckpointName>().is_ok();
         for entry in self.io.list("").await?.into_iter().filter(|entry| is_checkpoint(&entry.name)) {
-            self.io.run(move |disk| disk.sweep_dir(&entry.name, FailPoint::COMMIT_SWEEP)).await?;
+            self.io.run(move |files| files.sweep_dir(&entry.name, FailPoint::COMMIT_SWEEP)).await?;
         }
         Ok(())
     }

@@ -93,7 +93,7 @@ impl CheckpointStore {
 
     /// Removes what killed readers left of writing one. A living one writes it again.
     pub(super) async fn sweep_pins(&self) -> Result<()> {
-        self.control.run(|disk| disk.sweep_dir(FOLDER, FailPoint::PIN_SWEEP)).await
+        self.control.run(|files| files.sweep_dir(FOLDER, FailPoint::PIN_SWEEP)).await
     }
 
     /// Removes a pin of either kind; `false` if there was none.

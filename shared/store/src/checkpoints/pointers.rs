@@ -1,4 +1,5 @@
-//! LATEST and LOWEST_VAL: a pure function of the committed manifests (C6), written down as relative symlinks.
+//! LATEST and LOWEST_VAL: a pure function of the committed manifests (C6), written down as relative symlinks, or as small text
+//! objects in a bucket.
 
 use std::fmt;
 
@@ -103,7 +104,7 @@ impl CheckpointStore {
     /// Removes what killed predecessors left of a swap.
     pub(super) async fn sweep_pointers(&self) -> Result<()> {
         for pointer in [LATEST, LOWEST_VAL] {
-            self.io.run(move |disk| disk.sweep(pointer, FailPoint::POINTER_SWEEP)).await?;
+            self.io.run(move |files| files.sweep(pointer, FailPoint::POINTER_SWEEP)).await?;
         }
         Ok(())
     }

@@ -172,8 +172,9 @@ impl CheckpointStore {
     }
 
     /// What a generation that starts after `step` (`None`: from the beginning) does first (C6): pointers move back to what
-    /// stays, then every later checkpoint is renamed to `abandoned/g<generation>/<name>`. Uncommitted directories of later
-    /// steps are renamed too and then removed. Afterwards no later step exists, so a step is never committed twice.
+    /// stays, then every later checkpoint is renamed to `abandoned/g<generation>/<name>`, or in a bucket loses its manifest's
+    /// name. Uncommitted directories of later steps are removed, on a directory after a rename. Afterwards no later step
+    /// exists, so a step is never committed twice.
     ///
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
@@ -193,6 +194,10 @@ impl CheckpointStore {
         leaving.extend(listing.uncommitted.iter().map(|name| (*name, false)));
         leaving.retain(|(name, _)| later(*name));
         leaving.sort();
+        if let Some(bucket) = self.bucket() {
+            let older = listing.retired.iter().copied().filter(|name| later(*name));
+            return self.retire_in_place(bucket, fence, leaving, older.collect(), generation).await;
+        }
         let mut retired = Vec::new();
         for (name, keep) in leaving {
             let to = self.free_name(&abandoned_key(generation), name).await?;
@@ -224,6 +229,9 @@ impl CheckpointStore {
     /// Generation g retires only what older generations committed. What lies in `abandoned/g<g>` and was committed by g or
     /// a later one was renamed by a holder that was no longer the holder; it goes back unless its step exists again.
     async fn restore_late_renames(&self, fence: &dyn Fence) -> Result<Vec<CheckpointName>> {
+        if self.bucket().is_some() {
+            return self.restore_in_place(fence).await;
+        }
         let mut restored = Vec::new();
         for folder in self.io.list(ABANDONED).await? {
             let generation = folder.name.strip_prefix('g').and_then(|number| number.parse::<u64>().ok());

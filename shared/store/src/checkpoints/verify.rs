@@ -65,9 +65,9 @@ impl CheckpointStore {
         let total = manifest.total_bytes();
         let (manifest, (send, mut done)) = (manifest.clone(), watch::channel(0));
         let files = manifest.files.len();
-        let check = self.io.run(move |disk| {
+        let check = self.io.run(move |files| {
             let faults =
-                check_files(disk, &manifest, workers::all_cores(), &|bytes| send.send_modify(|done| *done += bytes))?;
+                check_files(files, &manifest, workers::readers(files), &|bytes| send.send_modify(|done| *done += bytes))?;
             let path = |file: usize| manifest.files[file].path.clone();
             Ok(faults.into_iter().map(|(file, reason)| FileFault { path: path(file), reason }).collect())
         });
@@ -84,15 +84,14 @@ impl CheckpointStore {
 
     /// The first file that is missing or has another size.
     pub(super) async fn check_sizes(&self, manifest: &Manifest) -> Result<Option<Fault>> {
-        let (name, files) = (manifest.name, manifest.files.clone());
+        let (folder, records) = (manifest.name.to_string(), manifest.files.clone());
         self.io
-            .run(move |disk| {
-                for file in files {
-                    if let Some(reason) = size_fault(disk, &name.key(&file.path), &file)? {
-                        return Ok(Some(Fault::File { path: file.path, reason }));
-                    }
-                }
-                Ok(None)
+            .run(move |files| {
+                let paths: Vec<String> = records.iter().map(|file| file.path.clone()).collect();
+                let sizes = files.sizes(&folder, &paths)?;
+                let faults = records.iter().zip(sizes).map(|(record, size)| (record, size_fault(size, record)));
+                let first = faults.filter_map(|(record, fault)| Some((record.path.clone(), fault?))).next();
+                Ok(first.map(|(path, reason)| Fault::File { path, reason }))
             })
             .await
     }

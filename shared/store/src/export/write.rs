@@ -12,7 +12,7 @@ use super::{Dtype, ExportError};
 use crate::batches::{self, BATCH_BYTES, Item, Whole};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
-use crate::io::{Disk, FileWriter};
+use crate::io::{Disk, DiskWriter};
 use crate::shard::ShardReader;
 
 /// Batches in memory: one is read while the one before is written.
@@ -131,7 +131,7 @@ impl Source<'_> {
     }
 }
 
-fn put(writer: &mut FileWriter, tensor: &PlannedTensor, bytes: &[u8], casts: &mut Casts) -> Result<(), ExportError> {
+fn put(writer: &mut DiskWriter, tensor: &PlannedTensor, bytes: &[u8], casts: &mut Casts) -> Result<(), ExportError> {
     if tensor.from == tensor.to {
         return Ok(writer.write(bytes)?);
     }

@@ -16,7 +16,7 @@ use crate::fault::{FailPoint, Faults, Stage};
 pub(crate) const TEMP_PREFIX: &str = ".tmp-";
 
 /// A pointer that is a file holds one name.
-const MAX_POINTER_FILE: u64 = 256;
+pub(super) const MAX_POINTER_FILE: u64 = 256;
 
 /// Outcome of [`Disk::create_if_absent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Entry {
 }
 
 /// A directory of keys; every call blocks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Disk {
     root: PathBuf,
     calls: Calls,
@@ -72,6 +72,12 @@ impl Disk {
     /// The directory.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The directory below this one, with the same faults; `child` is a name.
+    #[must_use]
+    pub fn below(&self, child: &str) -> Self {
+        Self { root: self.root.join(child), calls: self.calls.clone() }
     }
 
     /// The path of a key; an empty key is the root.

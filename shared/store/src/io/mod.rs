@@ -1,25 +1,30 @@
 //! The one module through which every mutating call goes (C3).
 //!
-//! [`Disk`] does the work on a POSIX directory and blocks; [`Io`] is the same for async code, each call on tokio's
-//! blocking pool. Every mutating call names a [`FailPoint`].
+//! [`Disk`] does the work on a POSIX directory and [`Objects`] on a prefix of a bucket; [`Files`] is either, and all of them
+//! block. [`Io`] is the same for async code, each call on tokio's blocking pool. Every mutating call names a [`FailPoint`].
 
 mod calls;
 mod disk;
+mod files;
+mod objects;
 mod reader;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use disk::{Created, Disk, Entry, FileWriter, Kind};
+pub use disk::{Created, Disk, Entry, FileWriter as DiskWriter, Kind};
+pub use files::{FileWriter, Files};
 pub use reader::FileReader;
+pub use objects::{ObjectReader, ObjectWriter, Objects};
 
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults};
+use crate::location::Location;
 
-/// A directory of keys, for async code. Cheap to clone.
+/// A place of keys, for async code. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Io {
-    disk: Arc<Disk>,
+    files: Arc<Files>,
 }
 
 impl Io {
@@ -30,17 +35,36 @@ impl Io {
 
     /// The same with given faults.
     pub fn with_faults(root: impl Into<PathBuf>, faults: Arc<Faults>) -> Self {
-        Self { disk: Arc::new(Disk::with_faults(root, faults)) }
+        Self::over(Disk::with_faults(root, faults).into())
     }
 
-    /// The directory.
+    /// A directory or a prefix of a bucket; faults come from the environment.
+    ///
+    /// # Errors
+    /// As [`Files::open`].
+    pub fn open(location: &Location) -> Result<Self> {
+        Files::open(location).map(Self::over)
+    }
+
+    /// The same calls over given files.
+    pub fn over(files: Files) -> Self {
+        Self { files: Arc::new(files) }
+    }
+
+    /// The place below this one, with the same faults; `child` is a name.
+    #[must_use]
+    pub fn below(&self, child: &str) -> Self {
+        Self::over(self.files.below(child))
+    }
+
+    /// The directory; for a bucket its URL, which is for messages only.
     pub fn root(&self) -> &Path {
-        self.disk.root()
+        self.files.root()
     }
 
     /// The blocking form.
-    pub fn disk(&self) -> &Arc<Disk> {
-        &self.disk
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
     }
 
     /// Runs file work off the async threads.
@@ -50,120 +74,120 @@ impl Io {
     pub async fn run<T, F>(&self, work: F) -> Result<T>
     where
         T: Send + 'static,
-        F: FnOnce(&Disk) -> Result<T> + Send + 'static,
+        F: FnOnce(&Files) -> Result<T> + Send + 'static,
     {
-        let disk = Arc::clone(&self.disk);
-        match tokio::task::spawn_blocking(move || work(&disk)).await {
+        let files = Arc::clone(&self.files);
+        match tokio::task::spawn_blocking(move || work(&files)).await {
             Ok(result) => result,
             Err(stopped) => Err(Error::Stopped(stopped.to_string())),
         }
     }
 
-    /// [`Disk::read`].
+    /// [`Files::read`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let key = key.to_owned();
-        self.run(move |disk| disk.read(&key)).await
+        self.run(move |files| files.read(&key)).await
     }
 
-    /// [`Disk::size`].
+    /// [`Files::size`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn size(&self, key: &str) -> Result<Option<u64>> {
         let key = key.to_owned();
-        self.run(move |disk| disk.size(&key)).await
+        self.run(move |files| files.size(&key)).await
     }
 
-    /// [`Disk::list`].
+    /// [`Files::list`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn list(&self, key: &str) -> Result<Vec<Entry>> {
         let key = key.to_owned();
-        self.run(move |disk| disk.list(&key)).await
+        self.run(move |files| files.list(&key)).await
     }
 
-    /// [`Disk::read_link`].
+    /// [`Files::read_link`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn read_link(&self, key: &str) -> Result<Option<String>> {
         let key = key.to_owned();
-        self.run(move |disk| disk.read_link(&key)).await
+        self.run(move |files| files.read_link(&key)).await
     }
 
-    /// [`Disk::make_dir`].
+    /// [`Files::make_dir`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn make_dir(&self, key: &str) -> Result<()> {
         let key = key.to_owned();
-        self.run(move |disk| disk.make_dir(&key)).await
+        self.run(move |files| files.make_dir(&key)).await
     }
 
-    /// [`Disk::create_if_absent`].
+    /// [`Files::create_if_absent`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn create_if_absent(&self, key: &str, bytes: Vec<u8>, point: FailPoint) -> Result<Created> {
         let key = key.to_owned();
-        self.run(move |disk| disk.create_if_absent(&key, &bytes, point)).await
+        self.run(move |files| files.create_if_absent(&key, &bytes, point)).await
     }
 
-    /// [`Disk::put_durable`].
+    /// [`Files::put_durable`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn put_durable(&self, key: &str, bytes: Vec<u8>, point: FailPoint) -> Result<()> {
         let key = key.to_owned();
-        self.run(move |disk| disk.put_durable(&key, &bytes, point)).await
+        self.run(move |files| files.put_durable(&key, &bytes, point)).await
     }
 
-    /// [`Disk::swap_symlink`].
+    /// [`Files::swap_symlink`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn swap_symlink(&self, key: &str, target: &str, point: FailPoint) -> Result<()> {
         let (key, target) = (key.to_owned(), target.to_owned());
-        self.run(move |disk| disk.swap_symlink(&key, &target, point)).await
+        self.run(move |files| files.swap_symlink(&key, &target, point)).await
     }
 
-    /// [`Disk::rename_dir`].
+    /// [`Files::rename_dir`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn rename_dir(&self, from: &str, to: &str, point: FailPoint) -> Result<()> {
         let (from, to) = (from.to_owned(), to.to_owned());
-        self.run(move |disk| disk.rename_dir(&from, &to, point)).await
+        self.run(move |files| files.rename_dir(&from, &to, point)).await
     }
 
-    /// [`Disk::remove_file`].
+    /// [`Files::remove_file`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn remove_file(&self, key: &str, point: FailPoint) -> Result<bool> {
         let key = key.to_owned();
-        self.run(move |disk| disk.remove_file(&key, point)).await
+        self.run(move |files| files.remove_file(&key, point)).await
     }
 
-    /// [`Disk::remove_tree`].
+    /// [`Files::remove_tree`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn remove_tree(&self, key: &str, point: FailPoint) -> Result<bool> {
         let key = key.to_owned();
-        self.run(move |disk| disk.remove_tree(&key, point)).await
+        self.run(move |files| files.remove_tree(&key, point)).await
     }
 
-    /// [`Disk::sync_dir`].
+    /// [`Files::sync_dir`].
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Key`].
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub async fn sync_dir(&self, key: &str, point: FailPoint) -> Result<()> {
         let key = key.to_owned();
-        self.run(move |disk| disk.sync_dir(&key, point)).await
+        self.run(move |files| files.sync_dir(&key, point)).await
     }
 }

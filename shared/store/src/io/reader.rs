@@ -5,14 +5,21 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use super::Disk;
+use super::{Disk, Files, ObjectReader};
 use crate::error::{Error, Result};
 
 /// An open file. Reads do not move anything, so threads can share it.
 #[derive(Debug)]
-pub struct FileReader {
-    file: File,
-    path: PathBuf,
+pub enum FileReader {
+    /// In a directory.
+    File {
+        /// Open for reading.
+        file: File,
+        /// For messages.
+        path: PathBuf,
+    },
+    /// In a bucket.
+    Object(ObjectReader),
 }
 
 impl Disk {
@@ -23,28 +30,48 @@ impl Disk {
     pub fn reader(&self, key: &str) -> Result<FileReader> {
         let path = self.path(key)?;
         let file = File::open(&path).map_err(|e| Error::io("open", &path, e))?;
-        Ok(FileReader { file, path })
+        Ok(FileReader::File { file, path })
+    }
+}
+
+impl Files {
+    /// Opens a file for [`FileReader::read_at`]; a bucket is not asked before the first read.
+    ///
+    /// # Errors
+    /// [`Error::Io`] (also if there is no such file in a directory), [`Error::Key`].
+    pub fn reader(&self, key: &str) -> Result<FileReader> {
+        match self {
+            Self::Disk(disk) => disk.reader(key),
+            Self::Objects(objects) => objects.reader(key).map(FileReader::Object),
+        }
     }
 }
 
 impl FileReader {
     /// How many bytes a call should ask for at most: few enough to be in the processor's cache when they are hashed
-    /// next. A power of two.
+    /// next, but a whole block of a checkpoint where each call is a request. A power of two.
     pub fn piece_bytes(&self) -> usize {
-        256 << 10
+        match self {
+            Self::File { .. } => 256 << 10,
+            Self::Object(_) => 8 << 20,
+        }
     }
 
     /// Fills `buffer` from `offset`.
     ///
     /// # Errors
-    /// [`Error::Damaged`] if the file ends before, [`Error::Io`].
+    /// [`Error::Damaged`] if the file ends before, [`Error::Io`], [`Error::Object`].
     pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.file.read_exact_at(buffer, offset).map_err(|e| match e.kind() {
+        let (file, path) = match self {
+            Self::File { file, path } => (file, path),
+            Self::Object(object) => return object.read_at(offset, buffer),
+        };
+        file.read_exact_at(buffer, offset).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => Error::Damaged {
-                path: self.path.clone(),
+                path: path.clone(),
                 reason: format!("ends before byte {}", offset + buffer.len() as u64),
             },
-            _ => Error::io("read", &self.path, e),
+            _ => Error::io("read", path, e),
         })
     }
 }

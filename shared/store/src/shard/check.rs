@@ -10,7 +10,7 @@ use super::hash::{Proof, block_count, check_record};
 use super::index::{Index, section_of};
 use super::{BLOCK_BYTES, describe, workers};
 use crate::error::Result;
-use crate::io::{Disk, FileReader};
+use crate::io::{FileReader, Files};
 use crate::manifest::Manifest;
 
 /// What a reading thread keeps.
@@ -26,19 +26,17 @@ struct Worker {
 /// # Errors
 /// [`crate::Error::Io`] if a file cannot be read at all.
 pub(crate) fn check_files(
-    disk: &Disk,
+    files: &Files,
     manifest: &Manifest,
     threads: NonZeroUsize,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Vec<(usize, String)>> {
     let mut faults = Vec::new();
     let mut blocks = Vec::new();
-    for (file, record) in manifest.files.iter().enumerate() {
-        let key = manifest.name.key(&record.path);
-        match check_record(manifest.format, record)
-            .err()
-            .map_or_else(|| size_fault(disk, &key, record), |e| Ok(Some(e)))?
-        {
+    let paths: Vec<String> = manifest.files.iter().map(|record| record.path.clone()).collect();
+    let sizes = files.sizes(&manifest.name.to_string(), &paths)?;
+    for ((file, record), size) in manifest.files.iter().enumerate().zip(sizes) {
+        match check_record(manifest.format, record).err().or_else(|| size_fault(size, record)) {
             Some(reason) => {
                 faults.push((file, reason));
                 progress(record.size);
@@ -50,7 +48,7 @@ pub(crate) fn check_files(
     workers::for_each(threads, blocks, |worker: &mut Worker, (file, block)| {
         let record = &manifest.files[file];
         if worker.open.as_ref().is_none_or(|(open, _)| *open != file) {
-            worker.open = Some((file, disk.reader(&manifest.name.key(&record.path))?));
+            worker.open = Some((file, files.reader(&manifest.name.key(&record.path))?));
         }
         let Some((_, reader)) = &worker.open else { return Ok(()) };
         let proof = Proof::new(manifest.format, record);
@@ -64,7 +62,7 @@ pub(crate) fn check_files(
     damaged.sort_unstable();
     for blocks in damaged.chunk_by(|a, b| a.0 == b.0) {
         let (file, first) = blocks[0];
-        let mut reason = explain(disk, manifest, file, first);
+        let mut reason = explain(files, manifest, file, first);
         if blocks.len() > 1 {
             reason = format!("{reason}, and in {} more blocks of 8 MiB", blocks.len() - 1);
         }
@@ -75,24 +73,24 @@ pub(crate) fn check_files(
 }
 
 /// That a file is missing or has another size.
-pub(crate) fn size_fault(disk: &Disk, key: &str, record: &ShardFile) -> Result<Option<String>> {
-    Ok(match disk.size(key)? {
+pub(crate) fn size_fault(found: Option<u64>, record: &ShardFile) -> Option<String> {
+    match found {
         None => Some("is missing".to_owned()),
         Some(found) if found != record.size => Some(format!("has {found} bytes instead of {}", record.size)),
         Some(_) => None,
-    })
+    }
 }
 
 /// What lies in a damaged block, as far as the header still tells.
-fn explain(disk: &Disk, manifest: &Manifest, file: usize, block: u64) -> String {
+fn explain(files: &Files, manifest: &Manifest, file: usize, block: u64) -> String {
     let record = &manifest.files[file];
     let mut index = Index::default();
     if let Some(section) = section_of(&record.path) {
         let key = manifest.name.key(&record.path);
-        match read_header(disk, &key, record) {
+        match read_header(files, &key, record) {
             Ok(Some(json)) => {
                 // The header may itself be damaged where the manifest has no hash of it; then nothing is named.
-                if let Err(error) = index.add(file, &disk.root().join(&key), section, record.size, &json) {
+                if let Err(error) = index.add(file, &files.root().join(&key), section, record.size, &json) {
                     tracing::debug!(file = key, %error, "its header names no tensors");
                 }
             }
@@ -104,8 +102,8 @@ fn explain(disk: &Disk, manifest: &Manifest, file: usize, block: u64) -> String 
 }
 
 /// The JSON of a shard's header; `None` if it is not the one of the record.
-fn read_header(disk: &Disk, key: &str, record: &ShardFile) -> Result<Option<Vec<u8>>> {
-    let reader = disk.reader(key)?;
+fn read_header(files: &Files, key: &str, record: &ShardFile) -> Result<Option<Vec<u8>>> {
+    let reader = files.reader(key)?;
     let mut length = [0; 8];
     reader.read_at(0, &mut length)?;
     let size = match &record.header {

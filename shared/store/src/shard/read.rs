@@ -15,8 +15,10 @@ use super::index::{Index, TensorInfo, section_of};
 use super::plan::{self, Region, Segment};
 use super::{BLOCK_BYTES, describe, workers};
 use crate::error::{Error, Result};
-use crate::io::{Disk, FileReader};
+use crate::fault::FailPoint;
+use crate::io::{Disk, FileReader, Files};
 use crate::layout::{CheckpointName, MANIFEST};
+use crate::location::Location;
 use crate::manifest::Manifest;
 use crate::state_hash::{Combiner, elements, whole_tensor};
 
@@ -54,7 +56,7 @@ pub struct Read<'a> {
 /// One committed checkpoint.
 #[derive(Debug)]
 pub struct ShardReader {
-    disk: Disk,
+    files: Files,
     manifest: Manifest,
     hash: String,
     index: Index,
@@ -78,20 +80,32 @@ impl ShardReader {
     /// [`Error::NotCommitted`], [`Error::Manifest`], [`Error::OtherManifest`], [`Error::Damaged`], [`Error::Tensor`] if
     /// the pieces of a tensor do not make up a whole, [`Error::Io`].
     pub fn open(root: impl Into<PathBuf>, name: CheckpointName, manifest_hash: Option<&str>) -> Result<Self> {
-        let disk = Disk::new(root);
+        Self::over(Disk::new(root).into(), name, manifest_hash)
+    }
+
+    /// The same in a directory or a bucket, where it downloads only the blocks that it needs.
+    ///
+    /// # Errors
+    /// As [`ShardReader::open`], and [`Error::Object`].
+    pub fn open_at(location: &Location, name: CheckpointName, manifest_hash: Option<&str>) -> Result<Self> {
+        Self::over(Files::open(location)?, name, manifest_hash)
+    }
+
+    pub(crate) fn over(files: Files, name: CheckpointName, manifest_hash: Option<&str>) -> Result<Self> {
         let not_committed = || Error::NotCommitted { name: name.to_string() };
-        let bytes = disk.read(&name.key(MANIFEST))?.ok_or_else(not_committed)?;
-        let path = disk.path(&name.key(MANIFEST))?;
+        files.pass(&name.key(MANIFEST), FailPoint::LOAD_MANIFEST)?;
+        let bytes = files.read(&name.key(MANIFEST))?.ok_or_else(not_committed)?;
+        let path = files.path(&name.key(MANIFEST))?;
         let (manifest, hash) = Manifest::parse(&bytes).map_err(|fault| Error::Manifest { path, fault })?;
         if let Some(wanted) = manifest_hash.filter(|wanted| *wanted != hash) {
             return Err(Error::OtherManifest { name: name.to_string(), wanted: wanted.to_owned(), found: hash });
         }
         for file in &manifest.files {
-            let damaged = |reason| Error::Damaged { path: disk.root().join(name.key(MANIFEST)), reason };
+            let damaged = |reason| Error::Damaged { path: files.root().join(name.key(MANIFEST)), reason };
             check_record(manifest.format, file).map_err(damaged)?;
         }
         let mut reader =
-            Self { disk, manifest, hash, index: Index::default(), threads: workers::all_cores(), kept: None };
+            Self { manifest, hash, index: Index::default(), threads: workers::readers(&files), kept: None, files };
         reader.index = reader.read_index()?;
         reader.index.check()?;
         Ok(reader)
@@ -241,7 +255,7 @@ impl ShardReader {
     }
 
     fn path(&self, file: usize) -> PathBuf {
-        self.disk.root().join(self.key(file))
+        self.files.root().join(self.key(file))
     }
 
     fn read_index(&self) -> Result<Index> {
@@ -276,7 +290,7 @@ impl ShardReader {
                 return Err(damaged(format!("has a header of {} bytes in {}", header.size, record.size)));
             }
             let mut bytes = vec![0; header.size as usize];
-            self.disk.reader(&self.key(file))?.read_at(0, &mut bytes)?;
+            self.files.reader(&self.key(file))?.read_at(0, &mut bytes)?;
             if blake3::hash(&bytes).to_hex().as_str() != header.blake3 || length(&bytes) != header.size.checked_sub(8) {
                 return Err(damaged(describe::HEADER.to_owned()));
             }
@@ -324,9 +338,10 @@ impl ShardReader {
         workers::for_each(self.threads, plan::jobs(segments), |worker: &mut Worker, mut job: plan::Job<'_>| {
             let proof = Proof::new(self.manifest.format, &self.manifest.files[job.file]);
             if worker.open.as_ref().is_none_or(|(file, _)| *file != job.file) {
-                worker.open = Some((job.file, self.disk.reader(&self.key(job.file))?));
+                worker.open = Some((job.file, self.files.reader(&self.key(job.file))?));
             }
             let Some((_, reader)) = &worker.open else { return Ok(()) };
+            self.files.pass(&self.key(job.file), FailPoint::LOAD_BLOCK)?;
             if read_block(reader, &proof, job.block, &mut job.wanted, &mut worker.scratch)? {
                 return Ok(());
             }

@@ -5,10 +5,21 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::error::Result;
+use crate::io::Files;
 
 /// All cores that this process may use.
 pub(crate) fn all_cores() -> NonZeroUsize {
     thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Threads that read: all cores from a directory, and from a bucket, where a thread mostly waits for the answer to a
+/// request, at least eight.
+pub(crate) fn readers(files: &Files) -> NonZeroUsize {
+    const REQUESTS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+    match files {
+        Files::Disk(_) => all_cores(),
+        Files::Objects(_) => all_cores().max(REQUESTS),
+    }
 }
 
 /// Does `work` for every item on up to `threads` threads, the caller's among them. Items are begun in their order; each

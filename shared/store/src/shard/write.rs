@@ -11,8 +11,9 @@ use super::stream::{Content, Streamed, stream};
 use super::{SLICES, Slice, Slices, workers};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
-use crate::io::{Disk, FileWriter};
+use crate::io::{Disk, FileWriter, Files};
 use crate::layout::{CheckpointName, ShardName};
+use crate::location::Location;
 use crate::state_hash::{BLOCK_ELEMENTS, element_bytes, elements, first_block};
 
 /// Threads of a write unless told otherwise.
@@ -57,7 +58,7 @@ pub struct Written {
 /// each KiB of fp32).
 #[derive(Debug)]
 pub struct ShardWriter {
-    disk: Disk,
+    files: Files,
     checkpoint: CheckpointName,
     threads: NonZeroUsize,
 }
@@ -68,10 +69,18 @@ impl ShardWriter {
         Self::with_disk(Disk::new(root), checkpoint)
     }
 
-    /// The same over a given disk, for tests with faults.
-    pub fn with_disk(disk: Disk, checkpoint: CheckpointName) -> Self {
+    /// For the checkpoint `name` in a directory or a bucket.
+    ///
+    /// # Errors
+    /// [`Error::Object`] if the environment's settings for the bucket are wrong.
+    pub fn at(location: &Location, checkpoint: CheckpointName) -> Result<Self> {
+        Ok(Self::with_disk(Files::open(location)?, checkpoint))
+    }
+
+    /// The same over given files, for tests with faults.
+    pub fn with_disk(files: impl Into<Files>, checkpoint: CheckpointName) -> Self {
         let threads = workers::all_cores().min(THREADS);
-        Self { disk, checkpoint, threads }
+        Self { files: files.into(), checkpoint, threads }
     }
 
     /// Hashes and writes with so many threads.
@@ -136,7 +145,7 @@ impl ShardWriter {
     pub fn write_bytes(&self, path: &str, bytes: &[u8]) -> Result<ShardFile> {
         let mut content = Content::default();
         content.push(bytes, None);
-        let writer = self.disk.writer(&self.checkpoint.key(path), FailPoint::SHARD_WRITE)?;
+        let writer = self.files.writer(&self.checkpoint.key(path), FailPoint::SHARD_WRITE)?;
         Ok(stream(writer, path, &content, None, self.threads)?.file)
     }
 
@@ -148,7 +157,7 @@ impl ShardWriter {
         digests: bool,
     ) -> Result<(Streamed, Vec<usize>)> {
         let (header, order) = header(tensors, metadata)?;
-        let writer = self.disk.writer(&self.checkpoint.key(path), FailPoint::SHARD_WRITE)?;
+        let writer = self.files.writer(&self.checkpoint.key(path), FailPoint::SHARD_WRITE)?;
         let streamed = write_tensors(writer, path, &header, tensors, &order, digests, self.threads)?;
         Ok((streamed, order))
     }
@@ -160,7 +169,7 @@ impl ShardWriter {
 /// [`Error::Tensor`], [`Error::Io`].
 pub fn write_file(root: impl Into<PathBuf>, key: &str, tensors: &[TensorView<'_>]) -> Result<ShardFile> {
     let (header, order) = header(tensors, &[])?;
-    let writer = Disk::new(root).writer(key, FailPoint::SHARD_WRITE)?;
+    let writer = Files::from(Disk::new(root)).writer(key, FailPoint::SHARD_WRITE)?;
     let threads = workers::all_cores();
     Ok(write_tensors(writer, key, &header, tensors, &order, false, threads)?.file)
 }

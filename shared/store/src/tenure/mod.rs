@@ -240,7 +240,7 @@ impl Tenure {
                 Decision::Take => {
                     if let Some(term) = numbers.take_term(highest, &info.process).await? {
                         let tenure = Self { io: control, numbers, term, info, written: tokio::sync::Mutex::default() };
-                        tenure.io.run(|disk| disk.sweep(HOLDER, FailPoint::HOLDER_SWEEP)).await?;
+                        tenure.io.run(|files| files.sweep(HOLDER, FailPoint::HOLDER_SWEEP)).await?;
                         tenure.numbers.sweep().await?;
                         tenure.write_holder(false, FailPoint::HOLDER_BEAT).await?;
                         tracing::info!(term = term.0, ?reason, "holds the run directory");

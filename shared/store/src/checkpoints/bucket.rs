@@ -1,0 +1,123 @@
+//! Retiring in a bucket (C6), which has no rename: the manifest gets another name, and the shards stay where they are.
+//!
+//! `<name>/manifest.json` becomes `<name>/manifest.abandoned.g<generation>.json`, in that order: copied, then removed. Without
+//! its manifest the checkpoint does not exist (C1), and its step may be committed again into the same prefix, since the names
+//! of shards carry their generation. The generation in the name says who retired it: a manifest that its own or a later
+//! generation committed was retired by a holder that woke up late, and gets its name back.
+
+use super::{CheckpointStore, Retired};
+use crate::error::Result;
+use crate::fault::FailPoint;
+use crate::io::{Files, Kind, Objects};
+use crate::layout::{CheckpointName, MANIFEST};
+use crate::manifest::Manifest;
+use crate::tenure::Fence;
+
+const PREFIX: &str = "manifest.abandoned.g";
+
+fn abandoned_manifest(generation: u64) -> String {
+    format!("{PREFIX}{generation}.json")
+}
+
+fn retired_by(file: &str) -> Option<u64> {
+    file.strip_prefix(PREFIX)?.strip_suffix(".json")?.parse().ok()
+}
+
+impl CheckpointStore {
+    /// The bucket, if the checkpoints lie in one.
+    pub(super) fn bucket(&self) -> Option<Objects> {
+        match &**self.io.files() {
+            Files::Objects(objects) => Some(objects.clone()),
+            Files::Disk(_) => None,
+        }
+    }
+
+    /// Whether a checkpoint without a manifest is one that was retired in its place.
+    pub(super) async fn is_retired(&self, name: CheckpointName) -> Result<bool> {
+        if self.bucket().is_none() {
+            return Ok(false);
+        }
+        let files = self.io.list(&name.to_string()).await?;
+        Ok(files.iter().any(|file| retired_by(&file.name).is_some()))
+    }
+
+    /// Retires what `leaving` names and marks as committed, and removes what was never committed there. `older` are those that
+    /// earlier generations retired: what a dead generation wrote beside them is removed as well.
+    pub(super) async fn retire_in_place(
+        &self,
+        bucket: Objects,
+        fence: &dyn Fence,
+        leaving: Vec<(CheckpointName, bool)>,
+        older: Vec<CheckpointName>,
+        generation: u64,
+    ) -> Result<Vec<Retired>> {
+        let mut retired = Vec::new();
+        for (name, keep) in leaving {
+            fence.pass().await?;
+            if keep {
+                let (from, to) = (name.key(MANIFEST), name.key(&abandoned_manifest(generation)));
+                let (objects, moved) = (bucket.clone(), to.clone());
+                self.io.run(move |_| objects.move_file(&from, &moved, FailPoint::RETIRE_RENAME)).await?;
+                self.remove_strangers(&bucket, fence, name).await?;
+                retired.push(Retired { name, moved_to: Some(to) });
+            } else {
+                self.io.remove_tree(&name.to_string(), FailPoint::RETIRE_REMOVE).await?;
+                retired.push(Retired { name, moved_to: None });
+            }
+        }
+        for name in older {
+            self.remove_strangers(&bucket, fence, name).await?;
+        }
+        Ok(retired)
+    }
+
+    /// Removes what no manifest of a retired checkpoint names: shards and uploads of generations that died before a commit.
+    async fn remove_strangers(&self, bucket: &Objects, fence: &dyn Fence, name: CheckpointName) -> Result<()> {
+        let objects = bucket.clone();
+        let strangers = self.io.run(move |_| strangers(&objects, name)).await?;
+        if strangers.is_empty() {
+            return Ok(());
+        }
+        fence.pass().await?;
+        let (objects, folder) = (bucket.clone(), name.to_string());
+        self.io.run(move |_| objects.remove_files(&folder, &strangers, FailPoint::RETIRE_REMOVE)).await
+    }
+
+    /// Gives back its name to each manifest that a holder retired late.
+    pub(super) async fn restore_in_place(&self, fence: &dyn Fence) -> Result<Vec<CheckpointName>> {
+        let mut restored = Vec::new();
+        for folder in self.io.list("").await?.into_iter().filter(|entry| entry.kind == Kind::Dir) {
+            let Ok(name) = folder.name.parse::<CheckpointName>() else { continue };
+            let inside = self.io.list(&folder.name).await?;
+            if inside.iter().any(|file| file.name == MANIFEST) {
+                continue;
+            }
+            for file in inside {
+                let Some(generation) = retired_by(&file.name) else { continue };
+                let key = name.key(&file.name);
+                let Some(bytes) = self.io.read(&key).await? else { continue };
+                if Manifest::parse(&bytes).is_ok_and(|(manifest, _)| manifest.generation >= generation) {
+                    fence.pass().await?;
+                    self.io.create_if_absent(&name.key(MANIFEST), bytes, FailPoint::RETIRE_RESTORE).await?;
+                    self.io.remove_file(&key, FailPoint::RETIRE_REMOVE).await?;
+                    restored.push(name);
+                    break;
+                }
+            }
+        }
+        Ok(restored)
+    }
+}
+
+/// Files of a checkpoint's prefix that none of its manifests names. With a manifest that cannot be read nothing is one.
+fn strangers(objects: &Objects, name: CheckpointName) -> Result<Vec<String>> {
+    let all = objects.walk(&name.to_string())?;
+    let mut known = std::collections::BTreeSet::new();
+    for file in all.keys().filter(|file| *file == MANIFEST || retired_by(file).is_some()) {
+        let Some(bytes) = objects.read(&name.key(file))? else { continue };
+        let Ok((manifest, _)) = Manifest::parse(&bytes) else { return Ok(Vec::new()) };
+        known.extend(manifest.files.into_iter().map(|file| file.path));
+        known.insert(file.clone());
+    }
+    Ok(all.into_keys().filter(|file| !known.contains(file)).collect())
+}
