@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use trainctl_tests::programs;
 
 /// Each package of ours and those of ours that it may use. What is missing here may use nothing.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("trainctl-spec", &[]),
     ("trainctl-proto", &["trainctl-spec"]),
     ("trainctl-runtime", &["trainctl-spec"]),
@@ -26,6 +26,8 @@ const EDGES: [(&str, &[&str]); 13] = [
     ("trainctl", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
     // A file system for tests knows nothing of ours.
     ("trainctl-faultfs", &[]),
+    // Nor does an S3 server; its tests are those of the store on it.
+    ("trainctl-s3", &[]),
     // The end-to-end suites run the programs and never link them.
     (
         "trainctl-tests",
@@ -41,13 +43,15 @@ const EDGES: [(&str, &[&str]); 13] = [
 ];
 
 /// Libraries that only some of our packages may use.
-const CONFINED: [(&str, &[&str]); 6] = [
+const CONFINED: [(&str, &[&str]); 8] = [
     ("tch", &["trainctl-collective", "trainctl-engine", "trainctl-trainer"]),
     ("torch-sys", &["trainctl-collective", "trainctl-engine", "trainctl-trainer"]),
     ("object_store", &["trainctl-store"]),
     ("rusqlite", &["trainctl-coordinator"]),
     ("cc", &["trainctl-collective"]),
     ("fuser", &["trainctl-faultfs"]),
+    ("s3s", &["trainctl-s3"]),
+    ("s3s-fs", &["trainctl-s3"]),
 ];
 
 /// `spec` is pure: no runtime, no I/O.

@@ -147,7 +147,10 @@ impl FromStr for Location {
             "gs" => Service::Gcs,
             "az" => Service::Azure,
             _ => {
-                return Err(invalid(text, "use a directory, or a URL that begins with s3://, gs://, az:// or file:///"));
+                return Err(invalid(
+                    text,
+                    "use a directory, or a URL that begins with s3://, gs://, az:// or file:///",
+                ));
             }
         };
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));

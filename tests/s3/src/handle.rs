@@ -97,8 +97,11 @@ impl Server {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         let length = body.len();
         let path = serve::SWITCHES;
-        write!(stream, "PUT {path} HTTP/1.1\r\nhost: s3\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-            .unwrap();
+        write!(
+            stream,
+            "PUT {path} HTTP/1.1\r\nhost: s3\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

@@ -31,10 +31,13 @@ pub(super) fn refusal(
     if !control.draw(switches.refuse) {
         return None;
     }
-    Some(("refused", match control.draw(0.5) {
-        true => error(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "We encountered an internal error."),
-        false => error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "Reduce your request rate."),
-    }))
+    Some((
+        "refused",
+        match control.draw(0.5) {
+            true => error(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "We encountered an internal error."),
+            false => error(StatusCode::SERVICE_UNAVAILABLE, "SlowDown", "Reduce your request rate."),
+        },
+    ))
 }
 
 /// `20261130T015958Z` in seconds since 1970.
@@ -50,7 +53,8 @@ pub(super) fn part_that_kills(
     control: &Control,
     switches: &Switches,
 ) -> s3s::Body {
-    let is_part = entry["method"] == "PUT" && entry["query"].as_str().is_some_and(|query| query.contains("partNumber="));
+    let is_part =
+        entry["method"] == "PUT" && entry["query"].as_str().is_some_and(|query| query.contains("partNumber="));
     if !is_part {
         return body.into();
     }
@@ -95,7 +99,9 @@ pub(super) fn paced(body: Body, bytes_per_second: u64) -> Body {
 
 /// An error in S3's form.
 pub(super) fn error(status: StatusCode, code: &str, message: &str) -> Response<Body> {
-    let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>");
+    let text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    );
     plain(status, text)
 }
 
