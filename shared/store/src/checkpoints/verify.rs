@@ -66,8 +66,9 @@ impl CheckpointStore {
         let (manifest, (send, mut done)) = (manifest.clone(), watch::channel(0));
         let files = manifest.files.len();
         let check = self.io.run(move |files| {
-            let faults =
-                check_files(files, &manifest, workers::readers(files), &|bytes| send.send_modify(|done| *done += bytes))?;
+            let faults = check_files(files, &manifest, workers::readers(files), &|bytes| {
+                send.send_modify(|done| *done += bytes)
+            })?;
             let path = |file: usize| manifest.files[file].path.clone();
             Ok(faults.into_iter().map(|(file, reason)| FileFault { path: path(file), reason }).collect())
         });

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 pub use disk::{Created, Disk, Entry, FileWriter as DiskWriter, Kind};
 pub use files::{FileWriter, Files};
-pub use reader::FileReader;
 pub use objects::{ObjectReader, ObjectWriter, Objects};
+pub use reader::FileReader;
 
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults};
