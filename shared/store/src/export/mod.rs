@@ -28,6 +28,7 @@ pub use size::parse_size;
 use self::plan::Plan;
 use self::target::Target;
 use self::tokenizer::{TokenIds, Tokenizer};
+use crate::batches::BATCH_BYTES;
 use crate::checkpoints::CheckpointStore;
 use crate::error::Error;
 use crate::layout::{CONFIG, CheckpointName};
@@ -143,6 +144,17 @@ pub fn export(
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Exported, ExportError> {
+    export_by(reader, to, options, BATCH_BYTES, progress)
+}
+
+/// [`export`] with another size of the batches, for tests.
+fn export_by(
+    reader: &ShardReader,
+    to: &Path,
+    options: &ExportOptions,
+    batch_bytes: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Exported, ExportError> {
     let target = Target::check(to)?;
     let (spec, config, model) = read_spec(reader)?;
     let plan = Plan::new(&model, reader.tensors(), options.dtype, options.max_shard_bytes)?;
@@ -151,7 +163,7 @@ pub fn export(
 
     let staging = target.begin()?;
     let written = (|| {
-        let casts = write::write_files(reader, &plan, staging.disk(), staging.folder(), progress)?;
+        let casts = write::write_files(reader, &plan, batch_bytes, staging.disk(), staging.folder(), progress)?;
         let ids = tokenizer.as_ref().map_or_else(TokenIds::default, |tokenizer| tokenizer.ids);
         staging.json("config.json", &config::config_json(&config, &model, plan.dtype, ids))?;
         staging.json("generation_config.json", &config::generation_json(&config, &model, ids))?;

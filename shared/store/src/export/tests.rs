@@ -283,6 +283,18 @@ async fn a_tokenizer_that_is_gone_is_a_warning_and_a_foreign_tensor_is_listed() 
 }
 
 #[tokio::test]
+async fn any_size_of_the_batches_gives_the_same_bytes() {
+    let place = Place::new(true).await;
+    let reader = place.store.reader(NAME, None).unwrap();
+    for batch_bytes in [1, 36, 100, 1000, 4096] {
+        let (to, options) = (place.path("out"), ExportOptions { dtype: Some(Dtype::F32), ..ExportOptions::default() });
+        export_by(&reader, &to, &options, batch_bytes, &mut |_, _| {}).unwrap();
+        check_weights(&to, safetensors::Dtype::F32, wide);
+        std::fs::remove_dir_all(&to).unwrap();
+    }
+}
+
+#[tokio::test]
 async fn progress_ends_at_the_bytes_read() {
     let place = Place::new(true).await;
     let seen = Arc::new(AtomicU64::new(0));

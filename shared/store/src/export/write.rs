@@ -9,7 +9,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::dtype::{CastReport, cast};
 use super::plan::{Plan, PlannedFile, PlannedTensor};
 use super::{Dtype, ExportError};
-use crate::batches::{self, BATCH_BYTES, Item, Whole};
+use crate::batches::{self, Item, Whole};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Disk, DiskWriter};
@@ -33,13 +33,14 @@ pub(super) struct Casts {
 pub(super) fn write_files(
     reader: &ShardReader,
     plan: &Plan,
+    batch_bytes: u64,
     disk: &Disk,
     folder: &str,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Casts, ExportError> {
     let planned: Vec<&PlannedTensor> = plan.tensors().collect();
     let tensors: Vec<Whole<'_>> = planned.iter().map(|tensor| tensor.whole()).collect();
-    let batches = batches::batches(&tensors, BATCH_BYTES);
+    let batches = batches::batches(&tensors, batch_bytes);
     let (read, full) = sync_channel::<Batch>(BUFFERS);
     let (free, buffers) = sync_channel::<Vec<u8>>(BUFFERS);
     for _ in 0..BUFFERS {
