@@ -27,12 +27,22 @@ pub struct Synthetic {
     pub bf16: bool,
     /// `dataset.tokenizer`, if there is one.
     pub tokenizer: Option<PathBuf>,
+    /// `checkpoint.checkpoint_dir`, a directory.
+    pub checkpoint_dir: Option<PathBuf>,
 }
 
 impl Synthetic {
     /// 15,000 parameters.
     pub fn tiny(run_dir: impl Into<PathBuf>) -> Self {
-        Self { run_dir: run_dir.into(), vocabulary: 300, layers: 1, width: 32, bf16: false, tokenizer: None }
+        Self {
+            run_dir: run_dir.into(),
+            vocabulary: 300,
+            layers: 1,
+            width: 32,
+            bf16: false,
+            tokenizer: None,
+            checkpoint_dir: None,
+        }
     }
 
     /// About `units` × 60 MB of fp32 weights, more than half of it in one tensor.
@@ -54,14 +64,16 @@ impl Synthetic {
 
     /// The resolved spec.
     pub fn spec(&self) -> String {
-        let Self { run_dir, vocabulary, layers, width, bf16, tokenizer } = self;
+        let Self { run_dir, vocabulary, layers, width, bf16, tokenizer, checkpoint_dir } = self;
+        let elsewhere =
+            checkpoint_dir.as_ref().map(|dir| format!(", checkpoint_dir: {}", dir.display())).unwrap_or_default();
         let precision = if *bf16 { "bf16" } else { "fp32" };
         let tokenizer = tokenizer.as_ref().map(|path| format!(", tokenizer: {}", path.display())).unwrap_or_default();
         format!(
             "name: synthetic\nrun_dir: {}\nprecision: {precision}\nmodel:\n  config: {{model_type: gpt2, vocab_size: \
              {vocabulary}, n_layer: {layers}, n_embd: {width}, n_head: 4, n_positions: 64}}\ndataset: {{paths: [{{prefix: \
              text}}], seq_length: 64{tokenizer}}}\nstep_scheduler: {{max_steps: 1000}}\ncheckpoint: \
-             {{max_recent_checkpoints: 2}}\n",
+             {{max_recent_checkpoints: 2{elsewhere}}}\n",
             run_dir.display()
         )
     }
@@ -71,9 +83,9 @@ impl Synthetic {
     /// # Panics
     /// If it cannot.
     pub fn commit(&self, step: u64, seed: u64, val_loss: Option<f64>) -> CheckpointName {
-        let store = CheckpointStore::open(&self.run_dir);
+        let store = self.store();
         let name = CheckpointName { epoch: 0, step };
-        let files = self.write(&self.run_dir, name, seed, self.bf16);
+        let files = self.write(store.root(), name, seed, self.bf16);
         self.finish(&store, name, files, SaveKind::Full, val_loss)
     }
 
@@ -82,12 +94,16 @@ impl Synthetic {
     /// # Panics
     /// If it cannot.
     pub fn commit_weights(&self, step: u64, seed: u64) -> CheckpointName {
-        let store = CheckpointStore::open(&self.run_dir).weights();
+        let store = self.store().weights();
         let name = CheckpointName { epoch: 0, step };
-        let root = store.root().to_owned();
-        let mut files = self.write(&root, name, seed, true);
+        let mut files = self.write(store.root(), name, seed, true);
         files.retain(|file| file.path.starts_with("model/"));
         self.finish(&store, name, files, SaveKind::Weights, None)
+    }
+
+    fn store(&self) -> CheckpointStore {
+        let place = self.checkpoint_dir.as_ref().unwrap_or(&self.run_dir);
+        CheckpointStore::open_with_control(place, self.run_dir.join("control"))
     }
 
     fn finish(
@@ -133,6 +149,7 @@ impl Synthetic {
                 store.repair_pointers(&Unfenced, "default").await.unwrap();
             }
         });
+        std::fs::create_dir_all(&self.run_dir).unwrap();
         std::fs::write(self.run_dir.join("job.yaml"), self.spec()).unwrap();
         name
     }

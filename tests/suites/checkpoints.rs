@@ -180,3 +180,30 @@ fn verify_names_the_file_that_is_damaged() {
     fs::write(&manifest, bytes).unwrap();
     checkpoints(&scratch, &["verify", "run", "LATEST"]).expect_code(1).expect_said("the manifest is damaged");
 }
+
+#[test]
+fn checkpoints_that_lie_elsewhere_are_found_from_the_run_directory() {
+    if !programs::have_cli() {
+        return;
+    }
+    let scratch = Scratch::new("checkpoints-elsewhere");
+    let elsewhere = scratch.join("elsewhere");
+    let run = Synthetic { bf16: true, checkpoint_dir: Some(elsewhere.clone()), ..Synthetic::tiny(scratch.join("run")) };
+    for step in [9, 19, 29] {
+        run.commit(step, step, None);
+    }
+    run.commit_weights(9, 9);
+    assert!(elsewhere.join("LATEST").exists() && !scratch.join("run/LATEST").exists());
+    assert_eq!(listed(&scratch).len(), 4);
+    checkpoints(&scratch, &["verify", "run/LATEST"]).expect_code(0);
+    checkpoints(&scratch, &["diff", "run", "elsewhere/epoch_0_step_29"]).expect_code(0);
+    scratch.trainctl(["export", "--from", "run/weights", "--to", "out"]).wait().expect_code(0);
+    checkpoints(&scratch, &["pin", "run", "epoch_0_step_9"]).expect_code(0);
+    assert!(scratch.join("run/control/pins").is_dir());
+    // Pins and holder are the run directory's: without it nothing is removed.
+    checkpoints(&scratch, &["prune", "elsewhere", "--keep", "1"]).expect_code(64).expect_said("no run directory");
+    checkpoints(&scratch, &["pin", "elsewhere", "LATEST"]).expect_code(64);
+    checkpoints(&scratch, &["prune", "run", "--keep", "1"]).expect_code(0);
+    assert_eq!(listed(&scratch), ["epoch_0_step_9", "epoch_0_step_29", "weights/epoch_0_step_9"]);
+    checkpoints(&scratch, &["list", "ftp://host/x"]).expect_code(64).expect_said("s3://");
+}

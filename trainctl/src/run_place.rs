@@ -1,13 +1,13 @@
 //! `RUN[/NAME]`: which checkpoints a person means, and where they lie.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use trainctl_spec::JobSpec;
 use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Resolved, Selector};
 use trainctl_store::layout::WEIGHTS;
-use trainctl_store::{CheckpointStore, RunDir};
+use trainctl_store::{CheckpointStore, Location, RunDir};
 
 use crate::exit::{Exit, Failure};
 use crate::output::note;
@@ -61,29 +61,52 @@ impl fmt::Display for RunRef {
 /// Where a run's checkpoints are.
 #[derive(Debug)]
 pub(crate) struct RunPlace {
-    /// The run directory; for pins and the holder.
-    pub(crate) run_dir: RunDir,
-    /// The resolved spec of its newest job; `None` in a plain directory of checkpoints.
+    /// The run directory, for pins and the holder; `None` where only a bucket was named.
+    run_dir: Option<RunDir>,
+    /// The resolved spec of its newest job; `None` in a plain directory or bucket of checkpoints.
     pub(crate) spec: Option<JobSpec>,
     /// Its full checkpoints.
     pub(crate) full: CheckpointStore,
 }
 
 impl RunPlace {
-    /// Looks up where the checkpoints of `run` lie. Writes nothing.
+    /// Looks up where the checkpoints of `run` lie: a run directory, which may say that they are elsewhere
+    /// (`checkpoint.checkpoint_dir`), or the directory or URL itself. Writes nothing.
     pub(crate) fn open(run: &str) -> Result<Self, Failure> {
-        let dir = Path::new(run);
+        let named: Location = run.parse().map_err(failure)?;
+        let Some(dir) = named.directory() else {
+            // No directory of pins: nothing is found there, and nothing can be written.
+            let full = CheckpointStore::open_at(&named, "/dev/null").map_err(failure)?;
+            return Ok(Self { run_dir: None, spec: None, full });
+        };
         if !dir.is_dir() {
             return Err(Failure::usage(format!("{run} is no directory; name a run directory")));
         }
         let run_dir = RunDir::new(dir);
         let spec = read_spec(&run_dir.job_spec())?;
-        let elsewhere = spec.as_ref().and_then(|spec| spec.checkpoint.checkpoint_dir.as_deref());
-        let full = match elsewhere {
-            Some(place) => CheckpointStore::open_with_control(PathBuf::from(place), run_dir.control()),
-            None => CheckpointStore::open(dir),
+        let elsewhere = spec.as_ref().filter(|spec| spec.checkpoint.checkpoint_dir.is_some());
+        let place = match elsewhere {
+            Some(spec) => Location::of_job(spec).map_err(failure)?,
+            None => named.clone(),
         };
-        Ok(Self { run_dir, spec, full })
+        let full = CheckpointStore::open_at(&place, run_dir.control()).map_err(failure)?;
+        Ok(Self { run_dir: Some(run_dir), spec, full })
+    }
+
+    /// The run directory, for what is kept there wherever the checkpoints lie.
+    pub(crate) fn run_dir(&self) -> Result<&RunDir, Failure> {
+        let is_run = |run_dir: &&RunDir| self.spec.is_some() || run_dir.control().is_dir();
+        self.run_dir.as_ref().filter(is_run).ok_or_else(|| {
+            Failure::usage(format!(
+                "{} is no run directory: its pins and its holder are not known; name the run directory of these checkpoints",
+                self.full.location()
+            ))
+        })
+    }
+
+    /// Whether there is a run directory in which pins can be kept.
+    pub(crate) fn has_pins(&self) -> bool {
+        self.run_dir.is_some()
     }
 
     /// The full or the weights-only checkpoints.
@@ -133,7 +156,7 @@ pub(crate) fn refusal(error: ResolveError) -> Failure {
 pub(crate) fn failure(error: trainctl_store::Error) -> Failure {
     use trainctl_store::Error;
     let exit = match &error {
-        Error::NotCommitted { .. } => Exit::Usage,
+        Error::NotCommitted { .. } | Error::Location { .. } => Exit::Usage,
         Error::Manifest { .. } | Error::Damaged { .. } | Error::Tensor { .. } => Exit::JobFailed,
         Error::Superseded { .. } => Exit::Unreachable,
         _ => Exit::Internal,

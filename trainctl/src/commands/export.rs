@@ -42,8 +42,12 @@ impl Export {
     pub(super) async fn run(self) -> Outcome {
         let place = RunPlace::open(&self.from.run)?;
         let checkpoint = place.resolve(&self.from).await?.checkpoint;
-        let options =
-            ExportOptions { dtype: self.dtype, max_shard_bytes: self.max_shard_size, tokenizer: self.tokenizer };
+        let options = ExportOptions {
+            dtype: self.dtype,
+            max_shard_bytes: self.max_shard_size,
+            tokenizer: self.tokenizer,
+            pin: place.has_pins(),
+        };
         let bar = bar(checkpoint.manifest.total_bytes(), &checkpoint.name().to_string());
         let shown = bar.clone();
         let progress = move |done, total| {

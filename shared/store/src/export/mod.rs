@@ -46,11 +46,13 @@ pub struct ExportOptions {
     pub max_shard_bytes: u64,
     /// Tokenizer directory or `tokenizer.json` in place of the spec's `dataset.tokenizer`.
     pub tokenizer: Option<PathBuf>,
+    /// Pin the checkpoint while it is read ([`CheckpointStore::export`]); false where no run directory is known.
+    pub pin: bool,
 }
 
 impl Default for ExportOptions {
     fn default() -> Self {
-        Self { dtype: None, max_shard_bytes: DEFAULT_SHARD_BYTES, tokenizer: None }
+        Self { dtype: None, max_shard_bytes: DEFAULT_SHARD_BYTES, tokenizer: None, pin: true }
     }
 }
 
@@ -255,10 +257,17 @@ impl CheckpointStore {
         mut progress: impl FnMut(u64, u64) + Send + 'static,
     ) -> Result<Exported, ExportError> {
         let who = format!("export, process {}", std::process::id());
-        let unpinned = match self.pin(name, &who).await {
-            Ok(()) => None,
-            Err(error) if error.is_refused() => Some(error),
-            Err(error) => return Err(error.into()),
+        let mut warnings = Vec::new();
+        let pinned = match options.pin {
+            false => false,
+            true => match self.pin(name, &who).await {
+                Ok(()) => true,
+                Err(error) if error.is_refused() => {
+                    warnings.push(format!("{name} could not be pinned while it was read: {error}"));
+                    false
+                }
+                Err(error) => return Err(error.into()),
+            },
         };
         let (store, to, options) = (self.clone(), to.to_owned(), options.clone());
         let manifest = manifest.map(str::to_owned);
@@ -267,14 +276,8 @@ impl CheckpointStore {
             export(&reader, &to, &options, &mut progress)
         });
         let result = work.await.unwrap_or_else(|stopped| Err(Error::Stopped(stopped.to_string()).into()));
-        let mut warnings = Vec::new();
-        match unpinned {
-            Some(error) => warnings.push(format!("{name} could not be pinned while it was read: {error}")),
-            None => {
-                if let Err(error) = self.unpin(name, &who).await {
-                    warnings.push(format!("{name} stays pinned for a day: {error}"));
-                }
-            }
+        if pinned && let Err(error) = self.unpin(name, &who).await {
+            warnings.push(format!("{name} stays pinned for a day: {error}"));
         }
         let mut exported = result?;
         exported.warnings.extend(warnings);

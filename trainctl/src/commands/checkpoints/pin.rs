@@ -61,6 +61,7 @@ fn user() -> String {
 impl PinVerb {
     pub(super) async fn run(self) -> Outcome {
         let place = RunPlace::open(&self.run.run)?;
+        place.run_dir()?;
         let wanted = name_once(self.run, self.checkpoint)?;
         let store = place.store(wanted.weights);
         let name = place.resolve(&wanted).await?.checkpoint.name();
@@ -79,6 +80,7 @@ impl PinVerb {
 impl Unpin {
     pub(super) async fn run(self) -> Outcome {
         let place = RunPlace::open(&self.run.run)?;
+        place.run_dir()?;
         let wanted = name_once(self.run, self.checkpoint)?;
         let store = place.store(wanted.weights);
         let name = match self.checkpoint {

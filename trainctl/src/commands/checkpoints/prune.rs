@@ -47,13 +47,14 @@ impl Prune {
             return Err(Failure::usage(text));
         }
         let place = RunPlace::open(&self.run.run)?;
+        let run_dir = place.run_dir()?;
         let keep = self.keep(&place)?;
         let store = place.store(self.run.weights);
         let best = place.best_metric_key();
         let plan = store.plan_prune(Some(keep), &best).await.map_err(failure)?;
         let lines = lines(&store, &plan).await?;
         if !self.dry_run && plan.removes() {
-            let held = Held::acquire(&place.run_dir).await?;
+            let held = Held::acquire(run_dir).await?;
             let report = held.during(|fence| store.prune(fence, Some(keep), &best)).await?.map_err(failure)?;
             // What was removed may differ from what was planned: somebody may have pinned one in between.
             for name in plan.leaving().filter(|name| !report.removed.contains(name) && !report.swept.contains(name)) {
