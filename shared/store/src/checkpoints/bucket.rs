@@ -41,6 +41,14 @@ impl CheckpointStore {
         Ok(files.iter().any(|file| retired_by(&file.name).is_some()))
     }
 
+    /// Removes what is left in a bucket of killed processes' questions to its server.
+    pub(super) async fn sweep_probes(&self) -> Result<()> {
+        match self.bucket() {
+            Some(bucket) => self.io.run(move |_| bucket.sweep_probes(FailPoint::COMMIT_SWEEP)).await,
+            None => Ok(()),
+        }
+    }
+
     /// Retires what `leaving` names and marks as committed, and removes what was never committed there. `older` are those that
     /// earlier generations retired: what a dead generation wrote beside them is removed as well.
     pub(super) async fn retire_in_place(

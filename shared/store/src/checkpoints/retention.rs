@@ -221,6 +221,7 @@ impl CheckpointStore {
         self.sweep_pointers().await?;
         self.sweep_commits().await?;
         self.sweep_pins().await?;
+        self.sweep_probes().await?;
         let restored = self.restore_late_renames(fence).await?;
         let moves = self.repair_pointers(fence, best_metric_key).await?;
         Ok(TakenOver { restored, moves })

@@ -42,6 +42,9 @@ const TRIES: u32 = 4;
 /// No further try after so long.
 const LONG: Duration = Duration::from_secs(20);
 
+/// Keys with which servers are asked whether they honour conditions.
+const PROBE_PREFIX: &str = ".trainctl-probe-";
+
 /// A prefix of a bucket; every call blocks. Cheap to clone.
 #[derive(Clone)]
 pub struct Objects {
@@ -332,7 +335,7 @@ impl Objects {
             return Ok(());
         }
         let unlike = blake3::hash(format!("{:?}{:?}", std::process::id(), std::time::UNIX_EPOCH.elapsed()).as_bytes());
-        let probe = format!(".trainctl-probe-{}", &unlike.to_hex()[..16]);
+        let probe = format!("{PROBE_PREFIX}{}", &unlike.to_hex()[..16]);
         let first = self.put(&probe, b"first\n".to_vec(), PutMode::Create)?;
         let second = self.put(&probe, b"second\n".to_vec(), PutMode::Create);
         let removed = self.delete(vec![self.key(&probe)?]);
@@ -346,6 +349,15 @@ impl Objects {
         removed?;
         if self.client.conditional.set(()).is_err() {
             tracing::debug!("another thread asked the object store at the same time");
+        }
+        Ok(())
+    }
+
+    /// Removes what is left of the questions of processes that were killed while they asked. Only the holder calls this.
+    pub(crate) fn sweep_probes(&self, point: FailPoint) -> Result<()> {
+        let left: Vec<_> = self.list("")?.into_iter().filter(|entry| entry.name.starts_with(PROBE_PREFIX)).collect();
+        for entry in left {
+            self.remove_file(&entry.name, point)?;
         }
         Ok(())
     }
