@@ -157,7 +157,7 @@ impl JobsService {
 
     /// What the run directory holds, for the decision.
     async fn found(&self, spec: &JobSpec) -> Result<Found, Status> {
-        let store = CheckpointStore::open(&spec.run_dir);
+        let store = CheckpointStore::of_job(spec).map_err(unusable)?;
         let listing = store.list().await.map_err(internal)?;
         // Two spellings of one directory (a symlink, a `..`) are one directory.
         let real = |dir: &Path| std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
@@ -166,9 +166,7 @@ impl JobsService {
         let live_job = live.into_iter().find(|(_, dir)| real(dir) == run_dir).map(|(id, _)| id);
         let mut forbidden = Vec::new();
         if let Some(newest) = listing.committed.last() {
-            let path = store.path(newest.name()).join("config.yaml");
-            let text = std::fs::read_to_string(&path)
-                .map_err(|e| Status::internal(format!("read {}: {e}", path.display())))?;
+            let text = store.read_config(newest.name()).await.map_err(internal)?;
             let old = JobSpec::from_yaml(&text).map_err(|faults| Status::failed_precondition(faults.to_string()))?;
             let differences = resume::differences(&old, spec).map_err(internal)?;
             forbidden = resume::forbidden(&differences).iter().map(ToString::to_string).collect();
@@ -200,7 +198,8 @@ impl JobsService {
         let selector: Selector = from.parse().map_err(|e| Status::invalid_argument(format!("--from {from}: {e}")))?;
         let options =
             ResolveOptions { best_metric_key: best_metric_key(spec), allow_older, ..ResolveOptions::default() };
-        let resolved = CheckpointStore::open(&spec.run_dir).resolve(selector, &options).await;
+        let store = CheckpointStore::of_job(spec).map_err(unusable)?;
+        let resolved = store.resolve(selector, &options).await;
         let resolved = resolved.map_err(|error| Status::failed_precondition(error.to_string()))?;
         // An older one than asked for is what the formation must find too.
         let from = if allow_older { resolved.checkpoint.name().to_string() } else { from };
@@ -210,6 +209,8 @@ impl JobsService {
     async fn admit(&self, asked: v1::SubmitRequest, spec: JobSpec, from: String) -> Result<JobId, Status> {
         let tenure =
             self.runs.hold(&RunDir::new(&spec.run_dir).control()).await.map_err(|error| refusal::not_held(&error))?;
+        // Before the job takes a worker: a server that cannot keep its checkpoints apart, or credentials that are refused.
+        CheckpointStore::of_job(&spec).map_err(unusable)?.check_server().await.map_err(unusable)?;
         let path = RunDir::new(&spec.run_dir).job_spec();
         trainctl_store::io::Io::new(&spec.run_dir)
             .put_durable("job.yaml", asked.spec_yaml.clone().into_bytes(), FailPoint("job.spec"))
@@ -331,6 +332,11 @@ fn now_ms() -> u64 {
 
 fn unavailable(_: Gone) -> Status {
     Status::unavailable("the coordinator is shutting down")
+}
+
+/// The place of the checkpoints: wrong in the spec, in the environment, or refused by its server.
+fn unusable(error: trainctl_store::Error) -> Status {
+    Status::failed_precondition(error.to_string())
 }
 
 fn internal(error: impl std::fmt::Display) -> Status {

@@ -31,6 +31,8 @@ pub struct Job {
     pub lr: f64,
     /// Steps until it is reached.
     pub warmup: u64,
+    /// `checkpoint.checkpoint_dir`, if it is not the run directory.
+    pub checkpoint_dir: Option<String>,
     /// The data.
     pub corpus: Corpus,
 }
@@ -51,6 +53,7 @@ impl Job {
             max_restarts: 10,
             lr: 3e-3,
             warmup: 4,
+            checkpoint_dir: None,
             corpus: crate::corpus::corpus(),
         }
     }
@@ -79,6 +82,8 @@ impl Job {
             warmup,
             ..
         } = self;
+        let place = |place| format!("checkpoint:\n  checkpoint_dir: {place}\n");
+        let checkpoint = self.checkpoint_dir.as_ref().map_or_else(String::new, place);
         let [run_dir, prefix, tokenizer, index] =
             [&self.run_dir, &self.corpus.prefix, &self.corpus.tokenizer, &self.corpus.index]
                 .map(|path| path.display().to_string());
@@ -123,7 +128,7 @@ clip_grad_norm:
   max_norm: 1.0
 fault_tolerance:
   max_restarts: {max_restarts}
-"
+{checkpoint}"
         )
     }
 

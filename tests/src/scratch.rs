@@ -27,6 +27,7 @@ pub struct Scratch {
     mark: String,
     count: Cell<u32>,
     bin_dir: PathBuf,
+    environment: Vec<(&'static str, String)>,
 }
 
 impl Scratch {
@@ -41,7 +42,13 @@ impl Scratch {
             fs::remove_dir_all(&dir).unwrap();
         }
         fs::create_dir_all(dir.join("home")).unwrap();
-        Self { dir: dir.canonicalize().unwrap(), mark, count: Cell::new(0), bin_dir: programs::dir() }
+        Self {
+            dir: dir.canonicalize().unwrap(),
+            mark,
+            count: Cell::new(0),
+            bin_dir: programs::dir(),
+            environment: Vec::new(),
+        }
     }
 
     /// The folder.
@@ -66,8 +73,14 @@ impl Scratch {
             .current_dir(&self.dir)
             .env(MARKER, &self.mark)
             .env("HOME", self.join("home"))
-            .env_remove("XDG_STATE_HOME");
+            .env_remove("XDG_STATE_HOME")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
+    }
+
+    /// From now on commands have these variables too.
+    pub fn set_environment(&mut self, environment: Vec<(&'static str, String)>) {
+        self.environment = environment;
     }
 
     /// Starts a command; its output is `logs/<number>-<label>.{out,err}`.

@@ -16,6 +16,7 @@ mod hostile_bytes;
 mod killed_trainers;
 mod killed_workers;
 mod malformed_specs;
+mod object_store;
 mod reading;
 mod resume;
 mod state_hash;

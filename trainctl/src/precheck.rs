@@ -52,7 +52,7 @@ pub(crate) async fn precheck(spec: &JobSpec, asked: &Asked) -> Result<Verdict, F
             return Err(Failure::usage(text));
         }
     }
-    let store = CheckpointStore::open(run_dir.root());
+    let store = CheckpointStore::of_job(spec).map_err(|error| Failure::usage(error.to_string()))?;
     let listing = store.list().await.map_err(|error| Failure::internal(error.to_string()))?;
     let is_new = listing.committed.is_empty() && listing.uncommitted.is_empty() && listing.damaged.is_empty();
     if is_new && asked.from.is_empty() {
@@ -69,7 +69,9 @@ pub(crate) async fn precheck(spec: &JobSpec, asked: &Asked) -> Result<Verdict, F
         ResolveOptions { best_metric_key: &best, allow_older: asked.allow_older, ..ResolveOptions::default() };
     let resolved = store.resolve(selector, &options).await.map_err(refusal)?;
     resolved.notes.iter().for_each(|told| note(&told.to_string()));
-    refuse_differences(spec, &store.path(resolved.checkpoint.name()))?;
+    let name = resolved.checkpoint.name();
+    let saved_with = store.read_config(name).await.map_err(|error| Failure::internal(error.to_string()))?;
+    refuse_differences(spec, &saved_with, &store.path(name).join("config.yaml"))?;
     let step = resolved.checkpoint.manifest.step;
     if selector == Selector::Latest && is_done(step + 1, spec, asked) {
         return Ok(Verdict::Finished(finished(spec, step + 1, &resolved.checkpoint.name().to_string(), &listing)));
@@ -116,11 +118,9 @@ fn refusal(error: ResolveError) -> Failure {
 }
 
 /// The spec that a checkpoint was made with fixes what a resume may not change.
-fn refuse_differences(spec: &JobSpec, checkpoint: &Path) -> Result<(), Failure> {
-    let path = checkpoint.join("config.yaml");
-    let old = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::internal(format!("read {}: {error}", path.display())))?;
-    let old = JobSpec::from_yaml(&old).map_err(|faults| Failure::internal(format!("{}: {faults}", path.display())))?;
+fn refuse_differences(spec: &JobSpec, saved_with: &str, path: &Path) -> Result<(), Failure> {
+    let old =
+        JobSpec::from_yaml(saved_with).map_err(|faults| Failure::internal(format!("{}: {faults}", path.display())))?;
     let differences = resume::differences(&old, spec).map_err(|error| Failure::usage(error.to_string()))?;
     let forbidden = resume::forbidden(&differences);
     if forbidden.is_empty() {

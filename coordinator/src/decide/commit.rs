@@ -75,7 +75,8 @@ mod tests {
     use super::*;
 
     fn report(file: &str, consumed_samples: u64) -> ShardReport {
-        let file = ShardFile { path: file.to_owned(), size: 1, blake3: String::new(), block_blake3: Vec::new(), header: None };
+        let file =
+            ShardFile { path: file.to_owned(), size: 1, blake3: String::new(), block_blake3: Vec::new(), header: None };
         ShardReport {
             step: 9,
             checkpoint: "epoch_0_step_9".to_owned(),

@@ -195,7 +195,10 @@ pub struct RunTask {
 impl RunTask {
     /// Carries out requests until the queue closes.
     pub async fn run(self, mut requests: mpsc::UnboundedReceiver<IoRequest>) -> Result<(), crate::owner::Gone> {
-        let store = CheckpointStore::open(&self.spec.run_dir);
+        let store = match CheckpointStore::of_job(&self.spec) {
+            Ok(store) => store,
+            Err(error) => return self.without_store(error.into(), requests).await,
+        };
         let fence: Arc<dyn Fence> = self.tenure.clone();
         let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys(), &fence);
         self.answer(IoResult::Known(Box::new(known(&self.spec).await))).await?;
@@ -258,6 +261,29 @@ impl RunTask {
             }
             self.changed.send_modify(|version| *version += 1);
         }
+    }
+
+    /// The checkpoints cannot be reached at all, by what the environment of this process says: nothing is formed and nothing
+    /// committed. Rows are not acknowledged, so that their workers keep them.
+    async fn without_store(
+        &self,
+        error: Error,
+        mut requests: mpsc::UnboundedReceiver<IoRequest>,
+    ) -> Result<(), crate::owner::Gone> {
+        tracing::error!(job = %self.job, %error, "the place of the checkpoints cannot be used");
+        while let Some(request) = requests.recv().await {
+            match request {
+                IoRequest::Prepare(request) => self.answer(IoResult::Prepared(Err(error.cause(&request.from)))).await?,
+                IoRequest::Commit(request) => {
+                    let outcome = Err(CommitError { reason: error.to_string(), refused: false });
+                    let (generation, step) = (request.generation, request.step);
+                    self.answer(IoResult::Committed(Box::new(Committed { generation, step, outcome }))).await?;
+                }
+                IoRequest::Release => return Ok(()),
+                IoRequest::Event(_) | IoRequest::TrainRow { .. } | IoRequest::ValidationRow { .. } => {}
+            }
+        }
+        Ok(())
     }
 
     /// Undoes late renames, recomputes pointers and drops what retention would have (C2, C6).
@@ -325,7 +351,13 @@ pub async fn known(spec: &JobSpec) -> Known {
     let unfenced: Arc<dyn Fence> = Arc::new(Unfenced);
     let rows = Rows::open(&RunDir::new(&spec.run_dir), spec.validation_datasets.keys(), &unfenced);
     let (first, last, validation) = rows.known();
-    let pointers = pointers(&CheckpointStore::open(&spec.run_dir), best_metric_key(spec)).await;
+    let pointers = match CheckpointStore::of_job(spec) {
+        Ok(store) => pointers(&store, best_metric_key(spec)).await,
+        Err(error) => {
+            warn!(%error, "the place of the checkpoints cannot be used");
+            Default::default()
+        }
+    };
     Known { pointers, first, last, validation }
 }
 

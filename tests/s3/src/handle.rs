@@ -8,12 +8,23 @@ use std::process::{Child, Command, Stdio};
 use serde::Deserialize;
 
 use crate::switches::Switches;
-use crate::{ACCESS_KEY, SECRET_KEY, serve};
+use crate::{ACCESS_KEY, PORT, SECRET_KEY, SERVE, serve};
+
+const LOG: &str = "requests.jsonl";
+
+/// What serves.
+#[derive(Clone, Debug)]
+pub enum Program {
+    /// The program `trainctl-s3`.
+    Path(PathBuf),
+    /// The test of that name in the running test program; it calls [`crate::serve_if_asked`].
+    Test(&'static str),
+}
 
 /// A running server; killed when this is dropped. Its data outlives it.
 #[derive(Debug)]
 pub struct Server {
-    program: PathBuf,
+    program: Program,
     folder: PathBuf,
     bucket: String,
     port: u16,
@@ -52,13 +63,13 @@ impl Request {
 }
 
 impl Server {
-    /// Starts the server program with its data and log in `folder`, and one bucket.
+    /// Starts a server with its data and log in `folder`, and one bucket.
     ///
     /// # Panics
     /// If it does not start.
-    pub fn start(program: &Path, folder: &Path, bucket: &str) -> Self {
-        let (child, port) = launch(program, folder, bucket, 0);
-        Self { program: program.to_owned(), folder: folder.to_owned(), bucket: bucket.to_owned(), port, child }
+    pub fn start(program: Program, folder: &Path, bucket: &str) -> Self {
+        let (child, port) = launch(&program, folder, bucket, 0);
+        Self { program, folder: folder.to_owned(), bucket: bucket.to_owned(), port, child }
     }
 
     /// Kills it, or waits for its end if it is dying, and starts it again on the same port with the same data.
@@ -128,7 +139,7 @@ impl Server {
     /// # Panics
     /// If the log cannot be read.
     pub fn requests(&self) -> Vec<Request> {
-        let text = std::fs::read_to_string(self.folder.join("requests.jsonl")).unwrap();
+        let text = std::fs::read_to_string(self.folder.join(LOG)).unwrap();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -179,19 +190,21 @@ impl Drop for Server {
     }
 }
 
-fn launch(program: &Path, folder: &Path, bucket: &str, port: u16) -> (Child, u16) {
+fn launch(program: &Program, folder: &Path, bucket: &str, port: u16) -> (Child, u16) {
     std::fs::create_dir_all(folder).unwrap();
-    let mut child = Command::new(program)
-        .arg(folder.join("data"))
-        .arg(bucket)
-        .arg(folder.join("requests.jsonl"))
-        .arg(port.to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("start {}: {error}", program.display()));
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let port = line.trim().parse().unwrap_or_else(|_| panic!("the S3 server did not start: `{line}`"));
-    (child, port)
+    let mut command = match program {
+        Program::Path(path) => Command::new(path),
+        Program::Test(name) => {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", name, "--nocapture", "--test-threads", "1"]);
+            command
+        }
+    };
+    let asked = format!("{}\n{bucket}\n{}\n{port}", folder.join("data").display(), folder.join(LOG).display());
+    command.env(SERVE, asked).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let port = lines.find_map(|line| line.split_once(PORT).map(|(_, port)| port.trim().to_owned()));
+    let port = port.unwrap_or_else(|| panic!("the S3 server did not start: {command:?}"));
+    (child, port.parse().unwrap())
 }

@@ -10,6 +10,7 @@ use trainctl_spec::job::{self, JobSpec, ModelConfigSource, Precision};
 use trainctl_spec::lr;
 use trainctl_spec::model::Architecture;
 use trainctl_spec::report::Phase;
+use trainctl_store::Location;
 
 use crate::Error;
 use crate::checkpoint::{self, Saver};
@@ -58,7 +59,8 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
         }
         Some(from) => {
             let (name, manifest) = (&from.name, &from.manifest_blake3);
-            checkpoint::load(&spec.run_dir, name, manifest, &mut params, &mut optimizer)?.updates
+            let place = Location::of_job(spec).map_err(|e| Error::Spec(e.to_string()))?;
+            checkpoint::load(&place, name, manifest, &mut params, &mut optimizer)?.updates
         }
     };
     Ok(Run {
@@ -67,7 +69,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
         start_step: job.start_step,
         schedule: Schedule::new(&spec.step_scheduler, job.stop_at),
         lr: lr::Schedule::of(spec),
-        saver: Saver::new(&job, params.entries(), Arc::clone(&link)),
+        saver: Saver::new(&job, params.entries(), Arc::clone(&link))?,
         executor: Executor::new(model, Head::new(spec.loss_fn), false),
         spec: job.spec,
         link,

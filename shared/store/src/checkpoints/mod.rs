@@ -18,6 +18,7 @@ mod verify;
 
 use std::path::{Path, PathBuf};
 
+use trainctl_spec::job::JobSpec;
 use trainctl_spec::report::ShardFile;
 
 pub use pins::Pin;
@@ -29,7 +30,7 @@ pub use verify::{Depth, FileFault, Verified};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Created, Io, Kind};
-use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST, WEIGHTS};
+use crate::layout::{CONFIG, CheckpointName, LOSSES, MANIFEST, RunDir, WEIGHTS};
 use crate::location::Location;
 use crate::manifest::{FORMAT, Fault, Manifest, Metrics};
 use crate::shard::ShardReader;
@@ -138,6 +139,14 @@ impl CheckpointStore {
         Self { io: self.io.below(WEIGHTS), control: self.control.clone() }
     }
 
+    /// The checkpoints of a job's run: in its `checkpoint.checkpoint_dir`, or in the run directory. No request is made.
+    ///
+    /// # Errors
+    /// [`Error::Location`], [`Error::Object`].
+    pub fn of_job(spec: &JobSpec) -> Result<Self> {
+        Self::open_at(&Location::of_job(spec)?, RunDir::new(&spec.run_dir).control())
+    }
+
     /// The same over given places, for tests with faults.
     pub fn with_io(io: Io, control: Io) -> Self {
         Self { io, control }
@@ -209,6 +218,28 @@ impl CheckpointStore {
                 Err(Error::Manifest { path: self.path(name).join(MANIFEST), fault })
             }
             _ => Err(Error::NotCommitted { name: name.to_string() }),
+        }
+    }
+
+    /// The resolved spec that a checkpoint was saved with: its `config.yaml`.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if it is missing or no text; [`Error::Io`], [`Error::Object`].
+    pub async fn read_config(&self, name: CheckpointName) -> Result<String> {
+        let damaged = |reason: &str| Error::Damaged { path: self.path(name).join(CONFIG), reason: reason.to_owned() };
+        let bytes = self.io.read(&name.key(CONFIG)).await?.ok_or_else(|| damaged("is missing"))?;
+        String::from_utf8(bytes).map_err(|_| damaged("is no text"))
+    }
+
+    /// Whether checkpoints can be committed safely here: a bucket's server must honour the conditions of puts (C2). Ask
+    /// before a job starts; the first commit asks in any case.
+    ///
+    /// # Errors
+    /// [`Error::Unconditional`], [`Error::Object`].
+    pub async fn check_server(&self) -> Result<()> {
+        match self.bucket() {
+            Some(bucket) => self.io.run(move |_| bucket.require_conditional_put()).await,
+            None => Ok(()),
         }
     }
 

@@ -1,13 +1,13 @@
 //! A server, a run directory, and children that work on both.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use trainctl_s3::{SECRET_KEY, Server};
+use trainctl_s3::{Program, SECRET_KEY, Server};
 use trainctl_store::fault::ENV;
 
 use crate::child;
@@ -32,7 +32,7 @@ impl Scene {
     pub(crate) fn new() -> Self {
         // In memory where there is a tmpfs: neither kills nor faults of the network concern the disk.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        let program = Path::new(env!("CARGO_BIN_EXE_trainctl-s3"));
+        let program = Program::Path(env!("CARGO_BIN_EXE_trainctl-s3").into());
         let server = Server::start(program, &folder.path().join("s3"), BUCKET);
         Self { folder, server }
     }

@@ -4,9 +4,9 @@
 //! the whole list of differences before a single weight has changed.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use tch::Tensor;
+use trainctl_store::Location;
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::shard::{ShardReader, TensorInfo};
 
@@ -15,13 +15,13 @@ use crate::error::{Error, TensorFault, TensorFaults};
 use crate::optim::AdamW;
 use crate::params::Parameters;
 
-/// Loads weights and moments from the checkpoint `name` below `root`, whose manifest must hash to `manifest`
+/// Loads weights and moments from the checkpoint `name` in `place`, whose manifest must hash to `manifest`
 /// (hexadecimal): never from a pointer (C9). Every byte is verified while it is read.
 ///
 /// # Errors
 /// [`Error::Misfit`] when its tensors are not this model's (nothing has changed then), [`Error::Load`] otherwise.
 pub fn load(
-    root: &Path,
+    place: &Location,
     name: &str,
     manifest: &str,
     params: &mut Parameters,
@@ -29,7 +29,7 @@ pub fn load(
 ) -> Result<TrainerState, Error> {
     let fail = |why: String| Error::Load { name: name.to_owned(), why };
     let parsed: CheckpointName = name.parse().map_err(|e| fail(format!("{e}")))?;
-    let mut reader = ShardReader::open(root, parsed, Some(manifest)).map_err(|e| fail(e.to_string()))?;
+    let mut reader = ShardReader::open_at(place, parsed, Some(manifest)).map_err(|e| fail(e.to_string()))?;
     let trainer = reader
         .read_file(TRAINER_STATE)
         .map_err(|e| fail(e.to_string()))?

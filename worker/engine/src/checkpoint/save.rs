@@ -5,7 +5,6 @@
 //! - A write that fails is reported and the run goes on on the last commit; only the run's last save must succeed.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -15,6 +14,7 @@ use tch::{Device, Tensor};
 use trainctl_spec::report::{SaveKind, ShardReport};
 use trainctl_spec::{Generation, Rank, Step};
 use trainctl_store::layout::{CheckpointName, Section, ShardName};
+use trainctl_store::Location;
 use trainctl_store::shard::{ShardWriter, TensorView};
 use trainctl_store::state_hash;
 
@@ -73,7 +73,7 @@ pub struct Saver {
     rank: Rank,
     world_size: u32,
     generation: Generation,
-    run_dir: PathBuf,
+    place: Location,
     /// Indices of the parameters that this rank saves.
     hand: Vec<usize>,
     link: Arc<dyn Link>,
@@ -85,18 +85,22 @@ pub struct Saver {
 
 impl Saver {
     /// A saver for `job`'s rank.
-    pub fn new(job: &TrainJob, entries: &[Entry], link: Arc<dyn Link>) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`Error::Spec`] if the spec names no place for checkpoints.
+    pub fn new(job: &TrainJob, entries: &[Entry], link: Arc<dyn Link>) -> Result<Self, Error> {
+        let place = Location::of_job(&job.spec).map_err(|e| Error::Spec(e.to_string()))?;
+        Ok(Self {
             rank: job.rank,
             world_size: job.world_size,
             generation: job.generation,
-            run_dir: job.spec.run_dir.clone(),
+            place,
             hand: deal(entries, job.world_size).into_iter().nth(job.rank.0 as usize).unwrap_or_default(),
             link,
             in_flight: None,
             spare: Snapshot::default(),
             newest: Ok(()),
-        }
+        })
     }
 
     /// Waits for the previous write, copies the state and starts to write it.
@@ -107,7 +111,7 @@ impl Saver {
         snapshot.fill(&self.hand, state)?;
         let name = CheckpointName { epoch: meta.trainer.epoch, step: meta.trainer.step };
         let write = Write {
-            run_dir: self.run_dir.clone(),
+            place: self.place.clone(),
             name,
             rank: self.rank,
             world_size: self.world_size,
@@ -179,7 +183,7 @@ impl Snapshot {
 
 /// One save on its way to the disk.
 struct Write {
-    run_dir: PathBuf,
+    place: Location,
     name: CheckpointName,
     rank: Rank,
     world_size: u32,
@@ -194,7 +198,7 @@ impl Write {
     /// Writes, syncs and hashes this rank's files, then says so.
     fn run(&self, snapshot: &Snapshot) -> Result<(), String> {
         let started = Instant::now();
-        let writer = ShardWriter::new(&self.run_dir, self.name);
+        let writer = ShardWriter::at(&self.place, self.name).map_err(|e| e.to_string())?;
         let mut files = Vec::with_capacity(3);
         let mut tensors = Vec::with_capacity(snapshot.tensors.len());
         for section in [Section::Model, Section::Optim] {
