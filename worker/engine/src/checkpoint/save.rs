@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 use trainctl_spec::report::{SaveKind, ShardReport};
 use trainctl_spec::{Generation, Rank, Step};
-use trainctl_store::layout::{CheckpointName, Section, ShardName};
 use trainctl_store::Location;
+use trainctl_store::layout::{CheckpointName, Section, ShardName};
 use trainctl_store::shard::{ShardWriter, TensorView};
 use trainctl_store::state_hash;
 
