@@ -18,6 +18,7 @@ mod killed_workers;
 mod malformed_specs;
 mod object_store;
 mod reading;
+mod resharding;
 mod resume;
 mod state_hash;
 mod tokenizer;

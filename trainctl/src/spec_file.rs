@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use trainctl_dataset::indexed::IndexedReader;
 use trainctl_dataset::tokenizer::Tokenizer;
-use trainctl_spec::job::ModelConfigSource;
+use trainctl_spec::job::{ModelConfigSource, ModelInit};
 use trainctl_spec::{
-    Architecture, CorpusFacts, Facts, Fault, Faults, Files, JobSpec, Origin, Override, PathKind, Severity, Spans,
-    check as check_spec, parse, resolve,
+    Architecture, CorpusFacts, Facts, Fault, Faults, Files, JobSpec, Origin, Override, PathKind, PretrainedFacts,
+    Severity, Spans, check as check_spec, parse, resolve,
 };
+use trainctl_store::hugging_face::Directory;
 
 use crate::exit::{Exit, Failure};
 use crate::output::{note, people, size};
@@ -175,6 +176,11 @@ fn gather(spec: &JobSpec) -> Facts {
             }
         }
     }
+    if let ModelInit::HuggingFace(directory) = &spec.model.init
+        && Path::new(directory).is_dir()
+    {
+        facts.pretrained = Some(pretrained(directory));
+    }
     facts
 }
 
@@ -193,9 +199,13 @@ fn vocabulary(path: &Path) -> Result<u64, String> {
     Tokenizer::load(path).map(|tokenizer| tokenizer.vocabulary_size() as u64).map_err(|error| error.to_string())
 }
 
-/// Free space for this user where `path` is or will be, bytes.
+/// Free space where `path` is or will be, bytes; `None` if the file system does not say.
 fn free_bytes(path: &Path) -> Option<u64> {
-    let existing = path.ancestors().find(|ancestor| ancestor.exists())?;
-    let stat = nix::sys::statvfs::statvfs(existing).ok()?;
-    Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    trainctl_store::space::free_bytes(path).ok()
+}
+
+/// The headers of a Hugging Face directory.
+fn pretrained(directory: &str) -> Result<PretrainedFacts, String> {
+    let directory = Directory::open(directory.as_ref()).map_err(|error| error.to_string())?;
+    Ok(PretrainedFacts { tensors: directory.tensors(), config: directory.config().cloned() })
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::fault::{Faults, Spans};
 use crate::job::{Dataset, Device, JobSpec, LrDecayStyle, ModelConfigSource, Precision};
 use crate::lr::Schedule;
-use crate::model::Architecture;
+use crate::model::{Architecture, Saved};
 use crate::parse::Parsed;
 use crate::resolve::{Files, Resolved, resolve, validation_key};
 
@@ -21,6 +21,8 @@ pub struct Facts {
     pub corpora: BTreeMap<PathBuf, Result<CorpusFacts, String>>,
     /// By path as in the resolved spec: number of ids (added tokens included), or why it cannot be read.
     pub tokenizers: BTreeMap<PathBuf, Result<u64, String>>,
+    /// The directory of `model.init`, or why it cannot be read.
+    pub pretrained: Option<Result<PretrainedFacts, String>>,
     /// Free space where the checkpoints are or will be, bytes; absent for an object store.
     pub free_bytes: Option<u64>,
     /// Cores of the machine that carries all workers; absent when workers come from elsewhere.
@@ -36,6 +38,15 @@ pub struct CorpusFacts {
     pub documents: u64,
     /// Largest token id, where the caller looked.
     pub max_token: Option<u64>,
+}
+
+/// What a Hugging Face directory says about itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PretrainedFacts {
+    /// Its tensors by name.
+    pub tensors: BTreeMap<String, Saved>,
+    /// Its `config.json`, if it has one.
+    pub config: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// Resolves a parsed spec, lets `gather` look at its files, checks it, and gives all faults of both at once.
@@ -63,6 +74,7 @@ pub fn check(spec: &JobSpec, facts: &Facts, spans: &Spans) -> Faults {
     checker.start();
     checker.machine();
     if let Some(architecture) = &architecture {
+        checker.pretrained(architecture);
         checker.space(architecture);
     }
     checker.faults.sort();

@@ -104,7 +104,7 @@ pub enum Device {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// Path of a Hugging Face `config.json`, or the same keys inline.
+    /// Path of a Hugging Face `config.json` or of the directory that holds it, or the same keys inline.
     pub config: ModelConfigSource,
     /// `random`, or a Hugging Face directory whose weights the run starts with.
     #[serde(default)]

@@ -26,7 +26,7 @@ pub mod schema;
 pub mod start;
 pub mod state;
 
-pub use check::{CorpusFacts, Facts, check, prepare};
+pub use check::{CorpusFacts, Facts, PretrainedFacts, check, prepare};
 pub use emit::NotWritable;
 pub use fault::{Fault, Faults, Origin, Severity, Spans};
 pub use ids::{Generation, JobId, Rank, Step, Term};

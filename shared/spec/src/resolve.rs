@@ -228,14 +228,18 @@ impl Resolver<'_> {
 
     fn model_config(&mut self, path: &Path) -> Option<serde_json::Map<String, Value>> {
         let key = "model.config";
-        let path = self.absolute(key, path);
+        let mut path = self.absolute(key, path);
+        if self.files.kind(&path) == PathKind::Directory && self.files.kind(&path.join("config.json")) == PathKind::File
+        {
+            path.push("config.json");
+        }
         match self.files.kind(&path) {
             PathKind::Missing => {
                 self.error(key, &path, "does not exist; name a Hugging Face config.json");
                 return None;
             }
             PathKind::Directory => {
-                self.error(key, &path, "is a directory; name the config.json in it");
+                self.error(key, &path, "has no config.json; name a Hugging Face directory, or the file");
                 return None;
             }
             PathKind::File => {}

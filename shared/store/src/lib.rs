@@ -10,7 +10,9 @@
 //! - [`shard`] and [`state_hash`]: the bytes of tensors, and the digest that does not depend on how they are cut.
 //! - [`export`]: a checkpoint as a directory that `transformers` loads.
 //! - [`diff`]: how far two checkpoints are apart.
+//! - [`hugging_face`]: the weights of a directory that `transformers` saved.
 //! - [`rows`]: the `.jsonl` files.
+//! - [`space`]: room on a file system.
 //! - [`blocking`]: the same for code that is not async.
 //!
 //! Keys are relative paths with `/`, as an object store has them; [`io`] knows what is below.
@@ -22,6 +24,7 @@ pub mod diff;
 pub mod error;
 pub mod export;
 pub mod fault;
+pub mod hugging_face;
 pub mod io;
 pub mod layout;
 pub mod location;
@@ -29,6 +32,7 @@ pub mod manifest;
 pub mod numbers;
 pub mod rows;
 pub mod shard;
+pub mod space;
 pub mod state_hash;
 pub mod tenure;
 mod wall;

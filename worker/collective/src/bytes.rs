@@ -16,6 +16,18 @@ pub fn bytes(tensor: &Tensor) -> Result<&[u8], Error> {
     ffi::tensor::host_bytes(tensor).ok_or_else(|| not_host("bytes", tensor))
 }
 
+/// As [`bytes`], to write to. The exclusive borrow of the handle stands for the storage: nothing may use the tensor's memory
+/// through another handle, or through a collective that is still running, while the bytes are borrowed. Not seen by autograd.
+///
+/// # Errors
+/// [`Error::Argument`] as for [`bytes`].
+pub fn bytes_mut(tensor: &mut Tensor) -> Result<&mut [u8], Error> {
+    if ffi::tensor::host_bytes(tensor).is_none() {
+        return Err(not_host("bytes_mut", tensor));
+    }
+    Ok(ffi::tensor::host_bytes_mut(tensor).unwrap_or_default())
+}
+
 /// Overwrites a contiguous CPU tensor with `source`, which must have exactly the tensor's number of bytes. The same rule on
 /// other handles as for [`bytes`]. Not seen by autograd: for leaves and buffers only.
 ///

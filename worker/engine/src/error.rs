@@ -1,8 +1,7 @@
 //! What can go wrong in the engine. Every variant says what, where and why; the remedy where there is one.
 
-use std::fmt;
-
 use trainctl_spec::Step;
+pub use trainctl_spec::model::{TensorFault, TensorFaults};
 
 /// A training run that could not start or could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -63,19 +62,19 @@ pub enum Error {
         /// Size of the vocabulary.
         vocab: i64,
     },
-    /// The checkpoint could not be read.
-    #[error("load checkpoint {name}: {why}")]
+    /// Saved weights could not be read.
+    #[error("load {what}: {why}")]
     Load {
-        /// Its directory name.
-        name: String,
+        /// `checkpoint epoch_0_step_9`, or the Hugging Face directory of `model.init`.
+        what: String,
         /// What failed.
         why: String,
     },
-    /// The checkpoint's tensors are not those of this model and optimizer. Nothing was changed.
-    #[error("checkpoint {name} does not fit the model; nothing was loaded:{faults}")]
+    /// The saved tensors are not those of this model and optimizer. Nothing was changed.
+    #[error("{what} does not fit the model; nothing was loaded:{faults}")]
     Misfit {
-        /// Its directory name.
-        name: String,
+        /// As for [`Error::Load`].
+        what: String,
         /// Every tensor that is missing, unknown or of another shape.
         faults: TensorFaults,
     },
@@ -100,56 +99,6 @@ pub enum Error {
         /// Global L2 norm.
         grad_norm: f64,
     },
-}
-
-/// What is wrong with one tensor of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TensorFault {
-    /// The model needs it and the checkpoint lacks it.
-    Missing {
-        /// Its name, for example `model/transformer.wte.weight`.
-        name: String,
-        /// The shape that the model needs.
-        want: Vec<i64>,
-    },
-    /// The checkpoint holds it and the model has no such tensor.
-    Unknown {
-        /// Its name.
-        name: String,
-        /// Its shape.
-        found: Vec<i64>,
-    },
-    /// Both have it, with different shapes or types.
-    Differs {
-        /// Its name.
-        name: String,
-        /// Type and shape that the model needs.
-        want: (String, Vec<i64>),
-        /// Type and shape in the checkpoint.
-        found: (String, Vec<i64>),
-    },
-}
-
-/// All faults of one checkpoint, one a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorFaults(pub Vec<TensorFault>);
-
-impl fmt::Display for TensorFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing { name, want } => write!(f, "{name}: missing, the model needs {want:?}"),
-            Self::Unknown { name, found } => write!(f, "{name}: {found:?} in the checkpoint, unknown to the model"),
-            Self::Differs { name, want, found } => {
-                write!(f, "{name}: {} {:?} in the checkpoint, {} {:?} in the model", found.0, found.1, want.0, want.1)
-            }
-        }
-    }
-}
-
-impl fmt::Display for TensorFaults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
-    }
 }
 
 impl Error {

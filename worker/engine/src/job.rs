@@ -57,6 +57,8 @@ pub trait Link: Send + Sync {
     fn train_row(&self, row: TrainRow);
     /// The row of an evaluation (rank 0 only).
     fn validation_row(&self, row: ValidationRow);
+    /// A checkpoint of the current step is being made: it answers every save request that was heard so far.
+    fn save_begins(&self);
     /// This rank's shards of a step are written, synced and hashed.
     fn shards_durable(&self, report: ShardReport);
     /// A save failed on this rank; the run goes on on the last commit.

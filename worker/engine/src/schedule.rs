@@ -1,29 +1,31 @@
 //! When to validate, save and stop. Pure: the same arguments give the same answer on every rank.
 //!
-//! Steps are zero-based; N = `val_every_steps`, K = `ckpt_every_steps`, last = `stop_at − 1`. The requests are the
-//! *reduced* ones (in band), equal on every rank.
+//! Steps are zero-based; N = `val_every_steps`, K = `ckpt_every_steps`, W = `weights_every_steps`, last = `stop_at − 1`. The
+//! requests are the *reduced* ones (in band), equal on every rank.
 //!
-//! | after step s        | log | validate | save | stop |
-//! |---------------------|-----|----------|------|------|
-//! | any                 | yes |          |      |      |
-//! | s mod N = N − 1     | yes | yes      |      |      |
-//! | s mod K = K − 1     | yes | yes      | yes  |      |
-//! | s = last            | yes | yes      | yes  | yes  |
-//! | save requested      | yes |          | yes  |      |
-//! | stop requested      | yes |          | yes  | yes  |
+//! | after step s        | log | validate | save | weights | stop |
+//! |---------------------|-----|----------|------|---------|------|
+//! | any                 | yes |          |      |         |      |
+//! | s mod N = N − 1     | yes | yes      |      |         |      |
+//! | s mod K = K − 1     | yes | yes      | yes  |         |      |
+//! | s mod W = W − 1     | yes |          |      | yes     |      |
+//! | s = last            | yes | yes      | yes  |         | yes  |
+//! | save requested      | yes |          | yes  |         |      |
+//! | stop requested      | yes |          | yes  |         | yes  |
 //!
 //! A requested save does not validate unless the step would anyway: who asks to stop has little time (a Slurm limit, a
 //! preemption), and the validation loss of such a step is simply absent from its manifest.
 
 use trainctl_spec::Step;
 use trainctl_spec::job::StepScheduler;
-use trainctl_spec::report::FinishCause;
+use trainctl_spec::report::{FinishCause, SaveKind};
 
 /// The rhythm of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     validate_every: Option<u64>,
     save_every: u64,
+    weights_every: Option<u64>,
     max_steps: u64,
     stop_at: u64,
 }
@@ -57,16 +59,30 @@ pub struct After {
     pub validate: bool,
     /// Save, and why.
     pub save: Option<SaveReason>,
+    /// Save the weights alone.
+    pub weights: bool,
     /// Leave the loop, and why.
     pub stop: Option<FinishCause>,
 }
 
+impl After {
+    /// The saves to make, in this order.
+    pub fn saves(self) -> impl Iterator<Item = (SaveKind, SaveReason)> {
+        // With the last step in its train a save of weights must not be left out either.
+        let weights = self.weights.then(|| self.save.unwrap_or(SaveReason::Every));
+        let full = self.save.map(|reason| (SaveKind::Full, reason));
+        full.into_iter().chain(weights.map(|reason| (SaveKind::Weights, reason)))
+    }
+}
+
 impl Schedule {
-    /// The rhythm of `scheduler` for a generation that ends before `stop_at`.
-    pub fn new(scheduler: &StepScheduler, stop_at: Step) -> Self {
+    /// The rhythm of `scheduler` for a generation that ends before `stop_at`; weights alone are saved every
+    /// `weights_every` steps.
+    pub fn new(scheduler: &StepScheduler, weights_every: Option<u64>, stop_at: Step) -> Self {
         Self {
             validate_every: scheduler.val_every_steps.filter(|&n| n > 0),
             save_every: scheduler.ckpt_every_steps.max(1),
+            weights_every: weights_every.filter(|&n| n > 0),
             max_steps: scheduler.max_steps,
             stop_at: stop_at.0.min(scheduler.max_steps),
         }
@@ -99,7 +115,12 @@ impl Schedule {
             () if asked.stop > 0 => Some(FinishCause::Stopped),
             () => None,
         };
-        After { validate: regular || self.validate_every.is_some_and(every), save, stop }
+        After {
+            validate: regular || self.validate_every.is_some_and(every),
+            save,
+            weights: self.weights_every.is_some_and(every),
+            stop,
+        }
     }
 }
 
@@ -108,7 +129,7 @@ mod tests {
     use super::{After, Asked, SaveReason, Schedule};
     use trainctl_spec::Step;
     use trainctl_spec::job::StepScheduler;
-    use trainctl_spec::report::FinishCause;
+    use trainctl_spec::report::{FinishCause, SaveKind};
 
     fn schedule(val: Option<u64>, save: u64, max_steps: u64, stop_at: u64) -> Schedule {
         let scheduler = StepScheduler {
@@ -118,27 +139,39 @@ mod tests {
             ckpt_every_steps: save,
             val_every_steps: val,
         };
-        Schedule::new(&scheduler, Step(stop_at))
+        Schedule::new(&scheduler, Some(6), Step(stop_at))
     }
 
     #[test]
     fn the_table_of_the_module_doc() {
-        let plan = schedule(Some(3), 5, 12, 12);
+        let plan = schedule(Some(3), 4, 14, 14);
         let none = Asked::default();
         let row = |s, asked| plan.after(Step(s), asked);
-        let quiet = After { validate: false, save: None, stop: None };
+        let quiet = After { validate: false, save: None, weights: false, stop: None };
         assert_eq!(row(0, none), quiet);
         assert_eq!(row(2, none), After { validate: true, ..quiet });
-        assert_eq!(row(4, none), After { validate: true, save: Some(SaveReason::Every), stop: None });
+        assert_eq!(row(3, none), After { validate: true, save: Some(SaveReason::Every), ..quiet });
+        assert_eq!(row(5, none), After { validate: true, weights: true, ..quiet });
+        assert_eq!(row(11, none), After { validate: true, save: Some(SaveReason::Every), weights: true, stop: None });
         assert_eq!(
-            row(11, none),
-            After { validate: true, save: Some(SaveReason::Last), stop: Some(FinishCause::Complete) }
+            row(13, none),
+            After { validate: true, save: Some(SaveReason::Last), stop: Some(FinishCause::Complete), ..quiet }
         );
         assert_eq!(row(6, Asked { save: 1, stop: 0 }), After { save: Some(SaveReason::Requested), ..quiet });
         assert_eq!(
             row(6, Asked { save: 1, stop: 2 }),
-            After { validate: false, save: Some(SaveReason::Stopping), stop: Some(FinishCause::Stopped) }
+            After { save: Some(SaveReason::Stopping), stop: Some(FinishCause::Stopped), ..quiet }
         );
+    }
+
+    #[test]
+    fn weights_come_after_the_checkpoint_and_wait_at_the_end_as_it_does() {
+        let plan = schedule(None, 4, 12, 12);
+        let saves = |s| plan.after(Step(s), Asked::default()).saves().collect::<Vec<_>>();
+        assert_eq!(saves(0), []);
+        assert_eq!(saves(5), [(SaveKind::Weights, SaveReason::Every)]);
+        assert_eq!(saves(7), [(SaveKind::Full, SaveReason::Every)]);
+        assert_eq!(saves(11), [(SaveKind::Full, SaveReason::Last), (SaveKind::Weights, SaveReason::Last)]);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! From a [`TrainJob`] to everything that a step needs: settings, process group, data, parameters, optimizer.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tch::{Device, Kind};
 use trainctl_collective::{GroupOptions, ProcessGroup};
 use trainctl_dataset::Split;
-use trainctl_spec::job::{self, JobSpec, ModelConfigSource, Precision};
+use trainctl_spec::job::{self, JobSpec, ModelConfigSource, ModelInit, Precision};
 use trainctl_spec::lr;
 use trainctl_spec::model::Architecture;
 use trainctl_spec::report::Phase;
@@ -37,7 +38,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     let spec = &job.spec;
     let arch = architecture(spec)?;
     let known = arch.parameters();
-    let Architecture::Gpt2(config) = arch;
+    let Architecture::Gpt2(config) = arch.clone();
     if spec.dataset.seq_length > config.n_positions {
         return Err(Error::Spec(format!(
             "dataset.seq_length {} exceeds model.config.n_positions {}",
@@ -52,24 +53,29 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     };
     let mut params = Parameters::zeros(&model.block_names(), &known, kind, device)?;
     let mut optimizer = AdamW::new(&spec.optimizer, params.entries(), device)?;
-    let updates = match &job.start_from {
-        None => {
-            params.init(&known, spec.seed)?;
+    let updates = match (&job.start_from, &spec.model.init) {
+        (Some(from), _) => {
+            let place = if from.store.is_empty() { Location::of_job(spec) } else { from.store.parse() };
+            let place = place.map_err(|e| Error::Load { what: format!("checkpoint {}", from.name), why: e.to_string() })?;
+            let threads = NonZeroUsize::new(job.threads as usize).unwrap_or(NonZeroUsize::MIN);
+            checkpoint::load(&place, from, &mut params, &mut optimizer, threads)?
+        }
+        (None, ModelInit::HuggingFace(directory)) => {
+            checkpoint::load_pretrained(directory.as_ref(), &arch, &mut params)?;
             0
         }
-        Some(from) => {
-            let (name, manifest) = (&from.name, &from.manifest_blake3);
-            let place = Location::of_job(spec).map_err(|e| Error::Spec(e.to_string()))?;
-            checkpoint::load(&place, name, manifest, &mut params, &mut optimizer)?.updates
+        (None, ModelInit::Random) => {
+            params.init(&known, spec.seed)?;
+            0
         }
     };
     Ok(Run {
         generation: job.generation,
         share: Share { rank: job.rank.0, size: job.world_size, local_batch_size: spec.step_scheduler.local_batch_size },
         start_step: job.start_step,
-        schedule: Schedule::new(&spec.step_scheduler, job.stop_at),
+        schedule: Schedule::new(&spec.step_scheduler, spec.checkpoint.weights_every_steps, job.stop_at),
         lr: lr::Schedule::of(spec),
-        saver: Saver::new(&job, params.entries(), Arc::clone(&link))?,
+        saver: Saver::new(&job, &params, device, Arc::clone(&link))?,
         executor: Executor::new(model, Head::new(spec.loss_fn), false),
         spec: job.spec,
         link,

@@ -11,7 +11,7 @@ use std::time::Instant;
 use trainctl_dataset::batch;
 use trainctl_spec::job::JobSpec;
 use trainctl_spec::lr;
-use trainctl_spec::report::{Phase, TrainRow, ValidationRow};
+use trainctl_spec::report::{Phase, SaveKind, TrainRow, ValidationRow};
 use trainctl_spec::{Generation, Step};
 
 use crate::checkpoint::{Meta, Saver, State, TrainerState};
@@ -22,7 +22,7 @@ use crate::model::Draw;
 use crate::optim::{self, AdamW, Verdict};
 use crate::parallel::{Counts, World};
 use crate::params::Parameters;
-use crate::schedule::{Asked, Schedule};
+use crate::schedule::{Asked, SaveReason, Schedule};
 use crate::setup;
 use crate::validate::{self, Share, ValidationSet};
 use crate::{Error, memory};
@@ -88,9 +88,8 @@ impl Run {
             link.step_done(step);
             let after = self.schedule.after(step, done.asked);
             let val_losses = if after.validate { self.validate(step)? } else { BTreeMap::new() };
-            if let Some(reason) = after.save {
-                tracing::info!(step = step.0, ?reason, "save");
-                self.save(step, done.loss, val_losses)?;
+            for (kind, reason) in after.saves() {
+                self.save(kind, reason, step, done.loss, &val_losses)?;
             }
             step = Step(step.0 + 1);
             if let Some(cause) = after.stop {
@@ -209,8 +208,19 @@ impl Run {
     }
 
     /// Snapshots the state and has it written in the background (C7).
-    fn save(&mut self, step: Step, train_loss: f64, val_losses: BTreeMap<String, f64>) -> Result<(), Error> {
+    fn save(
+        &mut self,
+        kind: SaveKind,
+        reason: SaveReason,
+        step: Step,
+        train_loss: f64,
+        val_losses: &BTreeMap<String, f64>,
+    ) -> Result<(), Error> {
+        tracing::info!(step = step.0, ?kind, ?reason, "save");
         self.link.phase(Phase::Saving, step);
+        if kind == SaveKind::Full {
+            self.link.save_begins();
+        }
         let consumed_samples = batch::step_ids(step.0, self.spec.step_scheduler.global_batch_size).end;
         let trainer = TrainerState {
             step: step.0,
@@ -220,7 +230,8 @@ impl Run {
             next_lr: self.lr.logged(step),
         };
         let state = State { params: &self.params, optimizer: &self.optimizer };
-        self.saver.save(state, Meta { trainer, train_loss, val_losses })
+        let meta = Meta { trainer, train_loss, val_losses: val_losses.clone(), corpora: BTreeMap::new() };
+        self.saver.save(kind, reason, state, meta, &self.world)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whole runs over real processes: rows, validation, saves, stops, resumes, world sizes.
+//! Whole runs over real processes: rows, validation, stops, resumes, world sizes.
 //!
 //! Coverage: D2, D3 `world_sizes_agree_on_losses_and_gradients`; P4 `a_resumed_run_equals_the_unbroken_one_bit_for_bit`; C2
 //! (shard names) and C8 `a_checkpoint_loads_at_another_world_size`.
@@ -10,127 +10,17 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use support::runs::{assert_relative, commit, losses, spec, state_hash, tensors};
 use support::world::{Case, Told};
 use support::{assert_close, config};
-use tch::Tensor;
-use trainctl_dataset::indexed::{Dtype, IndexedWriter};
 use trainctl_spec::job::Precision;
 use trainctl_spec::report::{FinishCause, Phase};
 use trainctl_spec::{JobSpec, lr};
-use trainctl_store::checkpoints::CheckpointStore;
-use trainctl_store::layout::CheckpointName;
-use trainctl_store::manifest::{Manifest, Metrics};
-use trainctl_store::shard::ShardReader;
-use trainctl_store::tenure::Unfenced;
 
 /// A rank's process; see `support::world`.
 #[test]
 fn rank_process() {
     support::world::rank_process();
-}
-
-/// 60 documents with a pattern that a model can learn.
-fn corpus(dir: &Path) {
-    let mut writer = IndexedWriter::create(&dir.join("text"), Dtype::for_vocabulary(67)).unwrap();
-    for document in 0..60u32 {
-        let tokens: Vec<u32> = (0..40 + document % 7).map(|t| (document * 5 + t * (1 + document % 3)) % 67).collect();
-        writer.push_document(&tokens).unwrap();
-    }
-    drop(writer.finish().unwrap());
-}
-
-/// A run in `dir` that trains on its corpus: global batch 7, micro-batches of 2, so four micro-batches the last of which is short.
-fn spec(dir: &Path, p: f64, max_steps: u64) -> JobSpec {
-    if !dir.join("text.idx").exists() {
-        corpus(dir);
-    }
-    let data = serde_json::json!({
-        "paths": [{"prefix": dir.join("text")}], "seq_length": 16, "split": "80,20,0",
-        "index_mapping_dir": dir.join("index"),
-    });
-    let mut validation = data.clone();
-    validation["num_val_samples"] = 9.into();
-    serde_json::from_value(serde_json::json!({
-        "name": "tiny", "run_dir": dir, "seed": 5,
-        "model": {"config": config(p)},
-        "dataset": data,
-        "validation_datasets": {"default": validation},
-        "step_scheduler": {
-            "global_batch_size": 7, "local_batch_size": 2, "max_steps": max_steps, "ckpt_every_steps": 4,
-            "val_every_steps": 3,
-        },
-        "optimizer": {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1},
-        "dist_env": {"timeout_minutes": 1.0},
-    }))
-    .unwrap()
-}
-
-fn losses(told: &[Told]) -> Vec<f64> {
-    told[0].rows.iter().map(|row| row.loss).collect()
-}
-
-fn assert_relative(a: &[f64], b: &[f64], tolerance: f64) {
-    assert_eq!(a.len(), b.len());
-    for (i, (a, b)) in a.iter().zip(b).enumerate() {
-        assert!((a - b).abs() <= tolerance * b.abs(), "number {i}: {a} against {b}");
-    }
-}
-
-/// The state hash that the ranks' reports of `step` make.
-fn state_hash(told: &[Told], step: u64) -> String {
-    let reports = told.iter().flat_map(|rank| &rank.reports).filter(|report| report.step == step);
-    let digests: Vec<_> = reports.flat_map(|report| report.digests()).collect();
-    trainctl_store::state_hash::combine(&digests).unwrap()
-}
-
-/// Commits what the ranks reported of `step`, as the coordinator does; name and manifest hash.
-fn commit(spec: &JobSpec, told: &[Told], step: u64) -> (String, String) {
-    let reports: Vec<_> = told.iter().flat_map(|rank| &rank.reports).filter(|report| report.step == step).collect();
-    assert_eq!(reports.len(), told.len(), "every rank reports step {step}");
-    let draft = Manifest {
-        format: 1,
-        name: CheckpointName { epoch: 0, step },
-        job: "tiny".into(),
-        generation: 1,
-        term: 1,
-        step,
-        epoch: 0,
-        consumed_samples: reports[0].consumed_samples,
-        world_size: told.len() as u32,
-        mesh: vec![],
-        skipped: vec![],
-        metrics: Metrics::new(reports[0].train_loss, &reports[0].val_losses),
-        state_hash: state_hash(told, step),
-        spec_hash: String::new(),
-        max_steps: spec.step_scheduler.max_steps,
-        until_step: None,
-        started_from: None,
-        kind: Default::default(),
-        parent: None,
-        phase: Default::default(),
-        corpora: Default::default(),
-        created_at: String::new(),
-        files: reports.iter().flat_map(|report| report.files.clone()).collect(),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let store = CheckpointStore::open(&spec.run_dir);
-    let outcome = runtime.block_on(store.commit(&Unfenced, draft, "name: tiny\n")).unwrap();
-    (outcome.committed().name().to_string(), outcome.committed().hash.clone())
-}
-
-/// All fp32 tensors of a committed checkpoint whose names start with `prefix`.
-fn tensors(spec: &JobSpec, name: &str, prefix: &str) -> (Vec<String>, Vec<Tensor>) {
-    let mut reader = ShardReader::open(&spec.run_dir, name.parse().unwrap(), None).unwrap();
-    let names: Vec<String> = reader.tensors().map(|(n, _)| n.to_owned()).filter(|n| n.starts_with(prefix)).collect();
-    let read = |name: &String| {
-        let info = reader.info(name).unwrap().clone();
-        let mut bytes = vec![0; info.bytes() as usize];
-        reader.read_tensor(name, &mut bytes).unwrap();
-        let values: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        Tensor::from_slice(&values)
-    };
-    let read = names.iter().map(read).collect();
-    (names, read)
 }
 
 #[test]
@@ -183,7 +73,7 @@ fn world_sizes_agree_on_losses_and_gradients() {
             spec.clip_grad_norm.max_norm = 1e6;
             let told = Case::new(spec.clone(), world_size).run();
             let (name, _) = commit(&spec, &told, 0);
-            let gradients = tensors(&spec, &name, "optim/exp_avg.");
+            let gradients = tensors(&spec.run_dir, &name, "optim/exp_avg.");
             (told, gradients)
         })
         .collect();
@@ -251,8 +141,8 @@ fn a_checkpoint_of_another_model_is_refused_with_every_difference() {
     let Some(Err(text)) = &told[0].ended else { panic!("{:?}", told[0].ended) };
     for part in [
         "checkpoint epoch_0_step_3 does not fit the model; nothing was loaded",
-        "model/transformer.wte.weight: F32 [67, 24] in the checkpoint, F32 [99, 24] in the model",
-        "optim/exp_avg.transformer.h.1.ln_1.weight: [24] in the checkpoint, unknown to the model",
+        "model/transformer.wte.weight: saved as F32 [67, 24], the model has F32 [99, 24]",
+        "optim/exp_avg.transformer.h.1.ln_1.weight: saved as F32 [24], unknown to the model",
     ] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }

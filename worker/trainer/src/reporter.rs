@@ -91,10 +91,11 @@ impl Reporter {
 
 impl EngineLink for Reporter {
     fn phase(&self, phase: Phase, _: Step) {
-        if phase == Phase::Saving {
-            self.requests.save_begins();
-        }
         self.report(Report::Phase(PhaseChanged { phase: v1::Phase::from(phase).into() }));
+    }
+
+    fn save_begins(&self) {
+        self.requests.save_begins();
     }
 
     fn formed(&self) {

@@ -181,6 +181,8 @@ fn requests_come_in_band_and_a_save_answers_the_save_request() {
     pair.ask(trainer_control::Request::Stop(StopRequest {}));
     eventually("the stop request", || reporter.requests() == Requests { stop: true, save: true });
     reporter.phase(Phase::Saving, Step(3));
+    assert!(reporter.requests().save, "a save of weights alone answers nothing");
+    reporter.save_begins();
     assert_eq!(reporter.requests(), Requests { stop: true, save: false });
 }
 

@@ -83,6 +83,32 @@ impl Checker<'_> {
         }
     }
 
+    /// The weights of `model.init` must be those of the model.
+    pub(super) fn pretrained(&mut self, architecture: &Architecture) {
+        let (ModelInit::HuggingFace(directory), Some(facts)) = (&self.spec.model.init, &self.facts.pretrained) else {
+            return;
+        };
+        let message = match facts {
+            Err(message) => message.clone(),
+            Ok(facts) => {
+                let theirs = facts.config.as_ref().map(Architecture::of_weights).transpose();
+                match (theirs, architecture.fit(&facts.tensors)) {
+                    (Err(error), _) => format!("its config.json is that of another model: {error}"),
+                    (Ok(_), Err(faults)) => format!("does not fit model.config:{faults}"),
+                    (Ok(theirs), Ok(_)) => match theirs.and_then(|theirs| architecture.disagreements(&theirs).pop()) {
+                        Some((key, mine, theirs)) => {
+                            format!(
+                                "its config.json says {key} {theirs}, model.config says {mine}: name its config.json"
+                            )
+                        }
+                        None => return,
+                    },
+                }
+            }
+        };
+        self.error("model.init", directory, message);
+    }
+
     /// The checkpoints that retention keeps, both pointers' targets, the one in the making and the weights that are kept
     /// apart must fit.
     pub(super) fn space(&mut self, architecture: &Architecture) {

@@ -118,3 +118,26 @@ fn rules_about_files_and_machine() {
     insta::assert_snapshot!(text.join("\n"));
     insta::assert_snapshot!(faults(&["resources.device=cuda"], &Facts::default()));
 }
+
+#[test]
+fn the_directory_of_model_init_must_hold_this_models_weights() {
+    let config = serde_json::json!({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64,
+        "vocab_size": 512});
+    let config = config.as_object().unwrap();
+    let model = Architecture::from_config(config).unwrap();
+    let saved = |p: crate::model::Parameter| (p.name, Saved { dtype: "BF16".to_owned(), shape: p.shape });
+    let good =
+        PretrainedFacts { tensors: model.parameters().into_iter().map(saved).collect(), config: Some(config.clone()) };
+    let said = |facts| faults(&["model.init=tok"], &Facts { pretrained: Some(facts), ..Facts::default() });
+    assert_eq!(said(Ok(good.clone())), "");
+    assert_eq!(said(Ok(PretrainedFacts { config: None, ..good.clone() })), "");
+    let mut lacking = good.clone();
+    lacking.tensors.remove("transformer.ln_f.bias");
+    let mut heads = good;
+    heads.config.as_mut().unwrap().insert("n_head".to_owned(), 1.into());
+    let mut text =
+        vec![said(Err("/w/tok has no model.safetensors".to_owned())), said(Ok(lacking)), said(Ok(heads.clone()))];
+    heads.config.as_mut().unwrap().insert("model_type".to_owned(), "llama".into());
+    text.push(said(Ok(heads)));
+    insta::assert_snapshot!(text.join("\n"));
+}

@@ -5,6 +5,7 @@
 //! error that names the key.
 
 mod config;
+mod fit;
 mod gpt2;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 pub use self::config::ConfigError;
+pub use self::fit::{Fit, Saved, TensorFault, TensorFaults, WEIGHT_TYPES};
 pub use self::gpt2::{Activation, Gpt2Config};
 
 /// An architecture that the engine builds.

@@ -1,288 +1,317 @@
 //! Saving: a snapshot at the step boundary, then a thread that makes it durable.
 //!
-//! - **C7** Training waits for the copy to host memory, and for the *write* of the save before (at most one is in
-//!   flight); never for a commit, so a coordinator that is away stops nothing.
+//! - **C7** Training waits for the copy to host memory, and for the *write* of the save before where the spec says `wait`;
+//!   never for a commit, so a coordinator that is away stops nothing.
+//! - Each kind of save has one buffer and at most one writing thread: memory and threads are bounded.
+//! - Whether a save is made is decided on counts that are summed over ranks ([`super::decide`]).
 //! - A write that fails is reported and the run goes on on the last commit; only the run's last save must succeed.
 
-use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-use tch::{Device, Tensor};
-use trainctl_spec::report::{SaveKind, ShardReport};
+use tch::Device;
+use trainctl_spec::job::WhenBusy;
+use trainctl_spec::report::SaveKind;
 use trainctl_spec::{Generation, Rank, Step};
 use trainctl_store::Location;
-use trainctl_store::layout::{CheckpointName, Section, ShardName};
-use trainctl_store::shard::{ShardWriter, TensorView};
-use trainctl_store::state_hash;
+use trainctl_store::fault::{self, FailPoint};
+use trainctl_store::layout::{CheckpointName, WEIGHTS};
+use trainctl_store::space::free_bytes;
 
-use super::{EXP_AVG, EXP_AVG_SQ, MASTER, TRAINER_STATE, deal, dtype};
+use super::deal::{self, Piece};
+use super::decide::{self, Decision, Obstacles};
+use super::snapshot::{Buffer, Plan, State};
+use super::write::{Meta, Write};
 use crate::Error;
 use crate::job::{Link, TrainJob};
-use crate::optim::AdamW;
-use crate::params::{Entry, Parameters};
+use crate::parallel::World;
+use crate::params::Parameters;
+use crate::schedule::SaveReason;
 
-/// `optim/trainer.json`: what a resume needs besides tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrainerState {
-    /// Zero-based step whose state this is.
-    pub step: u64,
-    /// Zero-based epoch.
-    pub epoch: u64,
-    /// Optimizer updates made: steps less those that `skip_step` skipped.
-    pub updates: u64,
-    /// Sampler positions consumed up to and including `step`.
-    pub consumed_samples: u64,
-    /// Learning rate of the next step. For readers; a resume computes it from the spec.
-    pub next_lr: f64,
-}
-
-/// What goes with a checkpoint besides tensors.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Meta {
-    /// Goes to `optim/trainer.json`.
-    pub trainer: TrainerState,
-    /// Loss of the step.
-    pub train_loss: f64,
-    /// Validation losses of the step by name; empty when it was not evaluated.
-    pub val_losses: BTreeMap<String, f64>,
-}
-
-/// The state to save.
-#[derive(Clone, Copy, Debug)]
-pub struct State<'a> {
-    /// Weights.
-    pub params: &'a Parameters,
-    /// Moments.
-    pub optimizer: &'a AdamW,
-}
-
-/// This rank's tensors in host memory.
-#[derive(Default)]
-struct Snapshot {
-    tensors: Vec<(Section, String, Tensor)>,
-}
-
-/// What a writing thread gives back: the buffers, for the next snapshot, and how it went.
-type Written = (Snapshot, Result<(), String>);
+/// A save hashes and writes on at most so many threads, and on no more than the rank may train with.
+const WRITERS: u32 = 2;
 
 /// Saves one rank's share.
 pub struct Saver {
     rank: Rank,
     world_size: u32,
     generation: Generation,
-    place: Location,
-    /// Indices of the parameters that this rank saves.
-    hand: Vec<usize>,
+    threads: u32,
+    when_busy: WhenBusy,
     link: Arc<dyn Link>,
-    in_flight: Option<(CheckpointName, JoinHandle<Written>)>,
-    spare: Snapshot,
-    /// How the newest save that has ended went.
+    full: Lane,
+    /// Absent where the spec asks for no weights.
+    weights: Option<Lane>,
+    /// How the newest full save that has ended went.
     newest: Result<(), Error>,
 }
 
+/// The saves of one kind.
+struct Lane {
+    kind: SaveKind,
+    place: Location,
+    plan: Arc<Plan>,
+    /// Bytes of one save, all ranks together.
+    all_bytes: u64,
+    state: LaneState,
+}
+
+enum LaneState {
+    /// The buffer's pages are being touched.
+    Preparing(JoinHandle<Result<Buffer, Error>>),
+    /// A buffer waits for a snapshot.
+    Idle(Buffer),
+    /// A snapshot is being written.
+    Writing(CheckpointName, JoinHandle<Written>),
+    /// The buffer was lost with its thread: the next save makes another.
+    Empty,
+}
+
+/// What a writing thread gives back: the buffer, for the next snapshot, and how it went.
+type Written = (Buffer, Result<(), String>);
+
 impl Saver {
-    /// A saver for `job`'s rank.
+    /// A saver for `job`'s rank. Buffers are made in the background.
     ///
     /// # Errors
-    /// [`Error::Spec`] if the spec names no place for checkpoints.
-    pub fn new(job: &TrainJob, entries: &[Entry], link: Arc<dyn Link>) -> Result<Self, Error> {
+    /// [`Error::Spec`] when `checkpoint.checkpoint_dir` is no place for checkpoints, [`Error::Internal`].
+    pub fn new(job: &TrainJob, params: &Parameters, device: Device, link: Arc<dyn Link>) -> Result<Self, Error> {
+        let hands = deal::deal(params.entries(), job.world_size);
+        let lane = |kind, place| Lane::new(kind, place, params, &hands, job.rank, device);
         let place = Location::of_job(&job.spec).map_err(|e| Error::Spec(e.to_string()))?;
+        let checkpoint = &job.spec.checkpoint;
+        let weights = checkpoint.weights_every_steps.map(|_| lane(SaveKind::Weights, place.join(WEIGHTS)));
         Ok(Self {
             rank: job.rank,
             world_size: job.world_size,
             generation: job.generation,
-            place,
-            hand: deal(entries, job.world_size).into_iter().nth(job.rank.0 as usize).unwrap_or_default(),
+            threads: job.threads,
+            when_busy: checkpoint.when_busy,
             link,
-            in_flight: None,
-            spare: Snapshot::default(),
+            full: lane(SaveKind::Full, place)?,
+            weights: weights.transpose()?,
             newest: Ok(()),
         })
     }
 
-    /// Waits for the previous write, copies the state and starts to write it.
-    pub fn save(&mut self, state: State<'_>, meta: Meta) -> Result<(), Error> {
+    /// Decides with the other ranks whether the save is made, copies the state and starts to write it. Every rank calls it
+    /// with the same `kind` and `reason` at the same step.
+    ///
+    /// # Errors
+    /// [`Error::Save`] when the run's last save cannot be made, [`Error::Collective`] when a peer was lost.
+    pub fn save(
+        &mut self,
+        kind: SaveKind,
+        reason: SaveReason,
+        state: State<'_>,
+        meta: Meta,
+        world: &World,
+    ) -> Result<(), Error> {
         let started = Instant::now();
-        self.wait();
-        let mut snapshot = std::mem::take(&mut self.spare);
-        snapshot.fill(&self.hand, state)?;
-        let name = CheckpointName { epoch: meta.trainer.epoch, step: meta.trainer.step };
-        let write = Write {
-            place: self.place.clone(),
-            name,
-            rank: self.rank,
-            world_size: self.world_size,
-            generation: self.generation,
-            meta,
-            stall: started.elapsed(),
-            link: Arc::clone(&self.link),
+        let step = Step(meta.trainer.step);
+        let name = CheckpointName { epoch: meta.trainer.epoch, step: step.0 };
+        let busy = !decide::waits(reason, self.when_busy) && self.is_writing(kind);
+        if !busy {
+            self.settle(kind);
+        }
+        let Some(lane) = self.lane_mut(kind) else { return Ok(()) };
+        let shortage = lane.shortage();
+        let counts = world.sum(&[i64::from(busy), i64::from(shortage.is_some())], "agree on a save", step)?;
+        let obstacles = match counts[..] {
+            [busy, full] => Obstacles { busy, full },
+            _ => return Err(Error::Internal("an all-reduce changed a tensor's length".to_owned())),
         };
-        let thread = thread::Builder::new()
-            .name("save".to_owned())
-            .spawn(move || {
-                let result = write.run(&snapshot);
-                (snapshot, result)
-            })
-            .map_err(|error| Error::Save { name: name.to_string(), why: format!("start a thread: {error}") })?;
-        self.in_flight = Some((name, thread));
+        let and = |why: String| shortage.map_or(why.clone(), |here| format!("{why}: {here}"));
+        match decide::decide(reason, obstacles, self.world_size) {
+            Decision::Save => {}
+            Decision::Skip(why) => {
+                self.link.save_skipped(step, &named(kind, &and(why)));
+                return Ok(());
+            }
+            Decision::Fail(why) => {
+                let failed = self.fail(kind, name, named(kind, &and(why)));
+                return if kind == SaveKind::Full { failed } else { Ok(()) };
+            }
+        }
+        let (threads, rank, world_size, generation) = (self.threads, self.rank, self.world_size, self.generation);
+        let link = Arc::clone(&self.link);
+        let Some(lane) = self.lane_mut(kind) else { return Ok(()) };
+        let buffer = match lane.snapshot(state, threads) {
+            Ok(buffer) => buffer,
+            Err(why) => {
+                self.ended(kind, name, Err(format!("snapshot: {why}")));
+                return Ok(());
+            }
+        };
+        let write = Write {
+            kind,
+            place: lane.place.clone(),
+            name,
+            rank,
+            world_size,
+            generation,
+            meta,
+            threads: NonZeroUsize::new(threads.min(WRITERS) as usize).unwrap_or(NonZeroUsize::MIN),
+            stall: started.elapsed(),
+            link,
+        };
+        let plan = Arc::clone(&lane.plan);
+        let thread = thread::Builder::new().name("save".to_owned()).spawn(move || {
+            let result = write.run(&plan, &buffer);
+            (buffer, result)
+        });
+        match thread {
+            Ok(thread) => lane.state = LaneState::Writing(name, thread),
+            Err(error) => self.ended(kind, name, Err(format!("start a thread: {error}"))),
+        }
         Ok(())
     }
 
-    /// Waits for the run's last save; its failure is the run's.
+    /// Waits for the run's last saves; the failure of the last full one is the run's.
+    ///
+    /// # Errors
+    /// [`Error::Save`].
     pub fn finish(&mut self) -> Result<(), Error> {
-        self.wait();
+        self.settle(SaveKind::Weights);
+        self.settle(SaveKind::Full);
         std::mem::replace(&mut self.newest, Ok(()))
     }
 
-    fn wait(&mut self) {
-        let Some((name, thread)) = self.in_flight.take() else { return };
-        let (snapshot, result) =
-            thread.join().unwrap_or_else(|_| (Snapshot::default(), Err("the writing thread panicked".to_owned())));
-        self.spare = snapshot;
-        self.newest = result.map_err(|why| {
-            tracing::error!(checkpoint = %name, error = %why, "a save failed; the run goes on on the last commit");
-            self.link.save_failed(Step(name.step), &why);
-            Error::Save { name: name.to_string(), why }
-        });
+    fn lane_mut(&mut self, kind: SaveKind) -> Option<&mut Lane> {
+        match kind {
+            SaveKind::Full => Some(&mut self.full),
+            SaveKind::Weights => self.weights.as_mut(),
+        }
+    }
+
+    fn is_writing(&mut self, kind: SaveKind) -> bool {
+        let lane = self.lane_mut(kind);
+        lane.is_some_and(|lane| matches!(&lane.state, LaneState::Writing(_, thread) if !thread.is_finished()))
+    }
+
+    /// Waits for the lane's write, if there is one, and notes how it went.
+    fn settle(&mut self, kind: SaveKind) {
+        let Some(lane) = self.lane_mut(kind) else { return };
+        let (name, thread) = match std::mem::replace(&mut lane.state, LaneState::Empty) {
+            LaneState::Writing(name, thread) => (name, thread),
+            other => {
+                lane.state = other;
+                return;
+            }
+        };
+        let result = match thread.join() {
+            Ok((buffer, result)) => {
+                lane.state = LaneState::Idle(buffer);
+                result
+            }
+            Err(_) => Err("the writing thread panicked".to_owned()),
+        };
+        self.ended(kind, name, result);
+    }
+
+    /// Notes how a save ended.
+    fn ended(&mut self, kind: SaveKind, name: CheckpointName, result: Result<(), String>) {
+        let result = result.or_else(|why| self.fail(kind, name, named(kind, &why)));
+        if kind == SaveKind::Full {
+            self.newest = result;
+        }
+    }
+
+    /// Reports a failed save.
+    fn fail(&self, kind: SaveKind, name: CheckpointName, why: String) -> Result<(), Error> {
+        tracing::error!(checkpoint = %name, ?kind, error = %why, "a save failed; the run goes on on the last commit");
+        self.link.save_failed(Step(name.step), &why);
+        Err(Error::Save { name: name.to_string(), why })
     }
 }
 
-impl Snapshot {
-    /// Copies this rank's tensors, into the buffers of an earlier snapshot where there are any.
-    fn fill(&mut self, hand: &[usize], state: State<'_>) -> Result<(), Error> {
-        let State { params, optimizer } = state;
-        let (exp_avg, exp_avg_sq) = optimizer.moments();
-        let mut sources: Vec<(Section, &str, &Entry, &Tensor)> = Vec::with_capacity(4 * hand.len());
-        for &i in hand {
-            let entry = &params.entries()[i];
-            sources.push((Section::Model, "", entry, &params.values()[i]));
-            sources.push((Section::Optim, EXP_AVG, entry, &exp_avg[i]));
-            sources.push((Section::Optim, EXP_AVG_SQ, entry, &exp_avg_sq[i]));
-            if params.has_masters() {
-                sources.push((Section::Optim, MASTER, entry, &params.masters()[i]));
+impl Lane {
+    fn new(
+        kind: SaveKind,
+        place: Location,
+        params: &Parameters,
+        hands: &[Vec<Piece>],
+        rank: Rank,
+        device: Device,
+    ) -> Result<Self, Error> {
+        let mut all_bytes = 0;
+        for hand in hands {
+            all_bytes += Plan::new(kind, params, hand)?.bytes();
+        }
+        let hand = hands.get(rank.0 as usize).map(Vec::as_slice).unwrap_or_default();
+        let plan = Arc::new(Plan::new(kind, params, hand)?);
+        let of = Arc::clone(&plan);
+        let thread = thread::Builder::new().name("snapshot".to_owned()).spawn(move || of.buffer(device));
+        let state = match thread {
+            Ok(thread) => LaneState::Preparing(thread),
+            Err(error) => {
+                tracing::warn!(%error, "no thread for the snapshot's buffer: the first save makes it");
+                LaneState::Empty
+            }
+        };
+        Ok(Self { kind, place, plan, all_bytes, state })
+    }
+
+    /// Copies the state; nothing is being written.
+    fn snapshot(&mut self, state: State<'_>, threads: u32) -> Result<Buffer, String> {
+        let mut buffer = self.take_buffer(state).map_err(|e| e.to_string())?;
+        let passed = fault::pass(FailPoint::SAVE_SNAPSHOT).map_err(|e| e.to_string());
+        let filled = passed.and_then(|()| self.plan.fill(&mut buffer, state, threads).map_err(|e| e.to_string()));
+        match filled {
+            Ok(()) => Ok(buffer),
+            Err(why) => {
+                self.state = LaneState::Idle(buffer);
+                Err(why)
             }
         }
-        tch::no_grad(|| {
-            if self.tensors.len() != sources.len() {
-                self.tensors.clear();
-                for (section, prefix, entry, source) in &sources {
-                    let buffer = Tensor::f_empty(entry.shape.as_slice(), (source.kind(), Device::Cpu))?;
-                    self.tensors.push((*section, format!("{prefix}{}", entry.name), buffer));
-                }
-            }
-            for ((_, _, buffer), (.., source)) in self.tensors.iter_mut().zip(&sources) {
-                buffer.f_copy_(source)?;
-            }
-            Ok(())
-        })
     }
-}
 
-/// One save on its way to the disk.
-struct Write {
-    place: Location,
-    name: CheckpointName,
-    rank: Rank,
-    world_size: u32,
-    generation: Generation,
-    meta: Meta,
-    /// How long training stood still for the snapshot.
-    stall: Duration,
-    link: Arc<dyn Link>,
-}
-
-impl Write {
-    /// Writes, syncs and hashes this rank's files, then says so.
-    fn run(&self, snapshot: &Snapshot) -> Result<(), String> {
-        let started = Instant::now();
-        let writer = ShardWriter::at(&self.place, self.name).map_err(|e| e.to_string())?;
-        let mut files = Vec::with_capacity(3);
-        let mut tensors = Vec::with_capacity(snapshot.tensors.len());
-        for section in [Section::Model, Section::Optim] {
-            let held: Vec<Held<'_>> = snapshot
-                .tensors
-                .iter()
-                .filter(|(of, ..)| *of == section)
-                .map(|(_, name, tensor)| Held::new(name, tensor))
-                .collect::<Result<_, _>>()?;
-            if held.is_empty() {
-                continue;
+    /// The buffer for the next snapshot.
+    fn take_buffer(&mut self, state: State<'_>) -> Result<Buffer, Error> {
+        match std::mem::replace(&mut self.state, LaneState::Empty) {
+            LaneState::Idle(buffer) => Ok(buffer),
+            LaneState::Preparing(thread) => {
+                thread.join().map_err(|_| Error::Internal("the thread of the snapshot's buffer panicked".to_owned()))?
             }
-            let path =
-                ShardName { section, rank: self.rank.0, world_size: self.world_size, generation: self.generation.0 };
-            let views: Vec<TensorView<'_>> = held.iter().map(Held::view).collect();
-            let file = writer.write_safetensors(&path.to_string(), &views, &[]).map_err(|e| describe(&e))?;
-            files.push(file);
-            for held in &held {
-                let name = format!("{}/{}", section.folder(), held.name);
-                let digest = state_hash::whole_tensor(&name, held.dtype, &held.shape, held.bytes);
-                tensors.push(digest.map_err(|e| describe(&e))?);
+            LaneState::Empty => {
+                let device = state.params.values().first().map_or(Device::Cpu, tch::Tensor::device);
+                self.plan.buffer(device)
+            }
+            LaneState::Writing(..) => Err(Error::Internal(format!("a {:?} save while one is written", self.kind))),
+        }
+    }
+
+    /// Why the save cannot fit where it goes, if that is certain.
+    fn shortage(&self) -> Option<String> {
+        // A bucket has no end.
+        let directory = self.place.directory()?;
+        match free_bytes(directory) {
+            Ok(free) => decide::shortage(self.all_bytes, free, &self.place.to_string()),
+            Err(error) => {
+                tracing::warn!(%error, "a save begins without knowing whether it fits");
+                None
             }
         }
-        if self.rank.0 == 0 {
-            let bytes = serde_json::to_vec_pretty(&self.meta.trainer).map_err(|e| describe(&e))?;
-            files.push(writer.write_bytes(TRAINER_STATE, &bytes).map_err(|e| describe(&e))?);
+    }
+}
+
+/// People must see that it is not a checkpoint that is missing.
+fn named(kind: SaveKind, why: &str) -> String {
+    match kind {
+        SaveKind::Full => why.to_owned(),
+        SaveKind::Weights => format!("weights: {why}"),
+    }
+}
+
+impl Drop for Lane {
+    /// No thread may touch memory of libtorch's while the process ends.
+    fn drop(&mut self) {
+        if let LaneState::Preparing(thread) = std::mem::replace(&mut self.state, LaneState::Empty)
+            && thread.join().is_err()
+        {
+            tracing::warn!("the thread of the snapshot's buffer panicked");
         }
-        tracing::info!(
-            checkpoint = %self.name,
-            bytes = files.iter().map(|file| file.size).sum::<u64>(),
-            ms = started.elapsed().as_millis(),
-            "shards are durable"
-        );
-        let rank0 = self.rank.0 == 0;
-        self.link.shards_durable(ShardReport {
-            step: self.meta.trainer.step,
-            checkpoint: self.name.to_string(),
-            files,
-            tensors,
-            consumed_samples: self.meta.trainer.consumed_samples,
-            train_loss: rank0.then_some(self.meta.train_loss),
-            val_losses: if rank0 { self.meta.val_losses.clone() } else { BTreeMap::new() },
-            kind: SaveKind::Full,
-            corpora: BTreeMap::new(),
-            stall_seconds: self.stall.as_secs_f64(),
-            write_seconds: started.elapsed().as_secs_f64(),
-        });
-        Ok(())
     }
-}
-
-/// A tensor of a snapshot, as the store takes it.
-struct Held<'a> {
-    name: &'a str,
-    dtype: &'static str,
-    shape: Vec<u64>,
-    bytes: &'a [u8],
-}
-
-impl<'a> Held<'a> {
-    fn new(name: &'a str, tensor: &'a Tensor) -> Result<Self, String> {
-        Ok(Self {
-            name,
-            dtype: dtype(tensor.kind()).ok_or_else(|| format!("{name}: no file type for {:?}", tensor.kind()))?,
-            shape: tensor.size().iter().map(|n| n.cast_unsigned()).collect(),
-            bytes: trainctl_collective::bytes(tensor).map_err(|e| describe(&e))?,
-        })
-    }
-
-    fn view(&self) -> TensorView<'_> {
-        TensorView { name: self.name, dtype: self.dtype, shape: &self.shape, bytes: self.bytes, slice: None }
-    }
-}
-
-/// An error with its causes, on one line.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }

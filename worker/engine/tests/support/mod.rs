@@ -1,6 +1,7 @@
 //! What the engine's tests share.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
+pub mod runs;
 pub mod world;
 
 use tch::{Device, Kind, Tensor};

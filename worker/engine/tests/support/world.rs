@@ -6,14 +6,17 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use trainctl_collective::{KeyValue, KvError, KvErrorKind, MemoryStore};
+use trainctl_engine::checkpoint::VERIFY_ENV;
 use trainctl_engine::{Error, Finished, Link, Requests, TrainJob, train};
-use trainctl_spec::report::{FinishCause, Phase, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow};
+use trainctl_spec::report::{
+    FinishCause, Phase, SaveKind, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow,
+};
 use trainctl_spec::start::{DataPhase, Keep, StartFrom};
 use trainctl_spec::{Generation, JobSpec, Rank, Step};
 
@@ -33,6 +36,14 @@ pub struct Case {
     pub stop_heard: Option<(u32, u64)>,
     /// This rank hears a save request while this step runs.
     pub save_heard: Option<(u32, u64)>,
+    /// This rank's write of this step ends only once that phase of that step has begun.
+    pub held_save: Option<(u32, u64, Phase, u64)>,
+    /// What is taken of `start_from`.
+    pub keep: Keep,
+    /// `TRAINCTL_FAULT` of every rank.
+    pub fault: String,
+    /// Where `start_from` is, if not where the run's own checkpoints are.
+    pub start_store: String,
     pub store: Option<SocketAddr>,
     pub out: Option<PathBuf>,
 }
@@ -62,6 +73,7 @@ pub struct Told {
 /// A shard report that serde can carry.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Report {
+    pub kind: SaveKind,
     pub step: u64,
     pub checkpoint: String,
     pub files: Vec<ShardFile>,
@@ -96,6 +108,10 @@ impl Case {
             stop_at,
             stop_heard: None,
             save_heard: None,
+            held_save: None,
+            keep: Keep::ALL,
+            fault: String::new(),
+            start_store: String::new(),
             store: None,
             out: None,
         }
@@ -112,6 +128,8 @@ impl Case {
                 Command::new(std::env::current_exe().unwrap())
                     .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
                     .env(CASE, &json)
+                    .env(VERIFY_ENV, "1")
+                    .env(trainctl_store::fault::ENV, &self.fault)
                     .env(RANK, rank.to_string())
                     .stdout(Stdio::piped())
                     .stderr(Stdio::piped())
@@ -142,6 +160,8 @@ pub fn rank_process() {
         told: Mutex::default(),
         stop_at: case.stop_heard.filter(|(of, _)| *of == rank).map(|(_, step)| step),
         save_at: case.save_heard.filter(|(of, _)| *of == rank).map(|(_, step)| step),
+        held: case.held_save.filter(|(of, ..)| *of == rank).map(|(_, save, phase, step)| (save, (phase, step))),
+        phase_began: Condvar::new(),
     });
     let ended = train(&case, rank, recorder.clone());
     let mut told = recorder.told.lock().unwrap();
@@ -161,10 +181,10 @@ fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error>
         world_size: case.world_size,
         generation: Generation(case.generation),
         start_from: case.start_from.clone().map(|(name, manifest_blake3)| StartFrom {
-            store: String::new(),
+            store: case.start_store.clone(),
             name,
             manifest_blake3,
-            keep: Keep::ALL,
+            keep: case.keep,
         }),
         phase: DataPhase::default(),
         start_step: Step(case.start_step),
@@ -180,11 +200,14 @@ struct Recorder {
     told: Mutex<Told>,
     stop_at: Option<u64>,
     save_at: Option<u64>,
+    held: Option<(u64, (Phase, u64))>,
+    phase_began: Condvar,
 }
 
 impl Link for Recorder {
     fn phase(&self, phase: Phase, step: Step) {
         self.told.lock().unwrap().phases.push((phase, step.0));
+        self.phase_began.notify_all();
     }
 
     fn formed(&self) {
@@ -210,13 +233,21 @@ impl Link for Recorder {
         }
     }
 
+    fn save_begins(&self) {}
+
     fn shards_durable(&self, report: ShardReport) {
-        let ShardReport { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses, .. } = report;
+        if let Some((_, until)) = self.held.filter(|(save, _)| *save == report.step && report.kind == SaveKind::Full) {
+            let told = self.told.lock().unwrap();
+            drop(self.phase_began.wait_while(told, |told| !told.phases.contains(&until)).unwrap());
+        }
+        assert!(report.stall_seconds > 0.0 && report.write_seconds > 0.0, "{report:?}");
+        let ShardReport { kind, step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses, .. } =
+            report;
         let tensors = tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.first_block, t.blocks)).collect();
         let finite = |loss: &f64| loss.is_finite();
         let val_losses = val_losses.into_iter().filter(|(_, loss)| finite(loss)).collect();
         let train_loss = train_loss.filter(finite);
-        let report = Report { step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses };
+        let report = Report { kind, step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses };
         self.told.lock().unwrap().reports.push(report);
     }
 
