@@ -89,6 +89,8 @@ points! {
     PRUNE_MANIFEST = "prune.manifest";
     /// Removing the rest of it.
     PRUNE_DIRECTORY = "prune.directory";
+    /// Removing what a dead generation left inside of a committed checkpoint.
+    PRUNE_STRAY = "prune.stray";
     /// Writing a pin.
     PIN_WRITE = "pin.write";
     /// Removing what killed readers left of writing one.

@@ -19,6 +19,11 @@ fn abandoned_manifest(generation: u64) -> String {
     format!("{PREFIX}{generation}.json")
 }
 
+/// Whether a file of a checkpoint says that the checkpoint was retired in its place.
+pub(super) fn is_abandoned_manifest(file: &str) -> bool {
+    retired_by(file).is_some()
+}
+
 fn retired_by(file: &str) -> Option<u64> {
     file.strip_prefix(PREFIX)?.strip_suffix(".json")?.parse().ok()
 }

@@ -24,7 +24,9 @@ use trainctl_spec::report::ShardFile;
 pub use pins::Pin;
 pub use pointers::{PointerMove, Pointers, Summary, pointer_targets};
 pub use resolve::{Note, ResolveError, ResolveOptions, Resolved, Selector};
-pub use retention::{KeepReason, PruneInput, PrunePlan, PruneReport, Retired, TakenOver, Verdict, decide_prune};
+pub use retention::{
+    KeepReason, PruneInput, PrunePlan, PruneReport, Retention, Retired, TakenOver, Verdict, decide_prune,
+};
 pub use verify::{Depth, FileFault, Verified};
 
 use crate::error::{Error, Result};
@@ -111,18 +113,20 @@ impl CommitOutcome {
 pub struct CheckpointStore {
     io: Io,
     control: Io,
+    /// LATEST and LOWEST_VAL are kept here.
+    has_pointers: bool,
 }
 
 impl CheckpointStore {
     /// The checkpoints in a run directory, which also holds the pins.
     pub fn open(dir: impl Into<PathBuf>) -> Self {
         let dir = dir.into();
-        Self { control: Io::new(dir.join("control")), io: Io::new(dir) }
+        Self { control: Io::new(dir.join("control")), io: Io::new(dir), has_pointers: true }
     }
 
     /// Checkpoints in another place than their run directory (`checkpoint.checkpoint_dir`).
     pub fn open_with_control(dir: impl Into<PathBuf>, control: impl Into<PathBuf>) -> Self {
-        Self { io: Io::new(dir), control: Io::new(control) }
+        Self { io: Io::new(dir), control: Io::new(control), has_pointers: true }
     }
 
     /// Checkpoints in a directory or a bucket; `control` is the run directory's `control/`. No request is made.
@@ -130,13 +134,13 @@ impl CheckpointStore {
     /// # Errors
     /// [`Error::Object`] if the environment's settings for the bucket are wrong.
     pub fn open_at(location: &Location, control: impl Into<PathBuf>) -> Result<Self> {
-        Ok(Self { io: Io::open(location)?, control: Io::new(control) })
+        Ok(Self { io: Io::open(location)?, control: Io::new(control), has_pointers: true })
     }
 
-    /// The weights-only checkpoints of the same run: a store of its own in `weights/`, with the same pins.
+    /// The weights-only checkpoints of the same run: a store of its own in `weights/`, with the same pins and no pointers.
     #[must_use]
     pub fn weights(&self) -> Self {
-        Self { io: self.io.below(WEIGHTS), control: self.control.clone() }
+        Self { io: self.io.below(WEIGHTS), control: self.control.clone(), has_pointers: false }
     }
 
     /// The checkpoints of a job's run: in its `checkpoint.checkpoint_dir`, or in the run directory. No request is made.
@@ -149,7 +153,7 @@ impl CheckpointStore {
 
     /// The same over given places, for tests with faults.
     pub fn with_io(io: Io, control: Io) -> Self {
-        Self { io, control }
+        Self { io, control, has_pointers: true }
     }
 
     /// Where the checkpoints lie.

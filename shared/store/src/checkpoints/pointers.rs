@@ -76,11 +76,27 @@ impl CheckpointStore {
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
     pub async fn repair_pointers(&self, fence: &dyn Fence, best_metric_key: &str) -> Result<Vec<PointerMove>> {
         let listing = self.list().await?;
-        self.move_pointers(fence, pointer_targets(&listing.summaries(), best_metric_key)).await
+        self.move_pointers(fence, self.targets(&listing, best_metric_key)).await
+    }
+
+    /// [`CheckpointStore::repair_pointers`] by a listing that was taken after the commit.
+    ///
+    /// # Errors
+    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
+    pub async fn point(&self, fence: &dyn Fence, listing: &Listing, best_metric_key: &str) -> Result<Vec<PointerMove>> {
+        self.move_pointers(fence, self.targets(listing, best_metric_key)).await
+    }
+
+    /// Where the pointers belong. Weights that are saved apart have none.
+    pub fn targets(&self, listing: &Listing, best_metric_key: &str) -> Pointers {
+        if self.has_pointers { pointer_targets(&listing.summaries(), best_metric_key) } else { Pointers::default() }
     }
 
     pub(super) async fn move_pointers(&self, fence: &dyn Fence, targets: Pointers) -> Result<Vec<PointerMove>> {
         let mut moves = Vec::new();
+        if !self.has_pointers {
+            return Ok(moves);
+        }
         for (pointer, to, point) in [
             (LATEST, targets.latest, FailPoint::POINTER_LATEST),
             (LOWEST_VAL, targets.lowest_val, FailPoint::POINTER_LOWEST_VAL),

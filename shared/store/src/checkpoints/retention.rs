@@ -3,13 +3,33 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::{CheckpointStore, PointerMove, Pointers, Summary, pointer_targets};
+use super::bucket::is_abandoned_manifest;
+use super::{CheckpointStore, Listing, PointerMove, Pointers, Summary, pointer_targets};
 use crate::error::Result;
+use crate::export::STAGING as EXPORT_STAGING;
 use crate::fault::FailPoint;
-use crate::io::Kind;
-use crate::layout::{ABANDONED, CheckpointName, MANIFEST, abandoned_key};
+use crate::io::{Files, Kind, is_temporary};
+use crate::layout::{ABANDONED, CheckpointName, MANIFEST, ShardName, abandoned_key};
 use crate::manifest::Manifest;
 use crate::tenure::Fence;
+
+/// What the spec says about how long checkpoints stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention<'a> {
+    /// How many of the newest stay (`checkpoint.max_recent_checkpoints`); `None` keeps all.
+    pub keep: Option<usize>,
+    /// A checkpoint of step s stays if s + 1 is a multiple of it (`checkpoint.keep_every_steps`).
+    pub keep_every_steps: Option<u64>,
+    /// The validation set whose loss moves LOWEST_VAL.
+    pub best_metric_key: &'a str,
+}
+
+impl<'a> Retention<'a> {
+    /// Keeps the newest `keep` and the pointers' targets.
+    pub fn newest(keep: Option<usize>, best_metric_key: &'a str) -> Self {
+        Self { keep, keep_every_steps: None, best_metric_key }
+    }
+}
 
 /// Everything that retention decides by.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +44,8 @@ pub struct PruneInput {
     pub pinned: BTreeSet<CheckpointName>,
     /// How many of the newest stay (`checkpoint.max_recent_checkpoints`); `None` keeps all.
     pub keep: Option<usize>,
+    /// A checkpoint of step s stays if s + 1, the number of steps done, is a multiple of it.
+    pub keep_every_steps: Option<u64>,
 }
 
 /// Why a checkpoint stays.
@@ -35,6 +57,8 @@ pub enum KeepReason {
     Recent,
     /// A pointer names it, or ought to.
     PointerTarget,
+    /// Its number of steps is a multiple of `keep_every_steps`.
+    Milestone,
     /// Somebody reads it.
     Pinned,
 }
@@ -45,6 +69,7 @@ impl fmt::Display for KeepReason {
             Self::KeepAll => "retention is off",
             Self::Recent => "among the newest",
             Self::PointerTarget => "a pointer names it",
+            Self::Milestone => "keep_every_steps",
             Self::Pinned => "pinned",
         })
     }
@@ -64,12 +89,18 @@ pub fn decide_prune(input: &PruneInput) -> Vec<(CheckpointName, Verdict)> {
     let mut names: Vec<CheckpointName> = input.committed.iter().map(|summary| summary.name).collect();
     names.sort();
     names.dedup();
+    let is_milestone = |name: CheckpointName| {
+        input
+            .keep_every_steps
+            .is_some_and(|every| name.step.checked_add(1).is_some_and(|done| done % every.max(1) == 0))
+    };
     let recent = input.keep.map(|keep| names.len().saturating_sub(keep.max(1)));
     let verdict = |(index, name): (usize, CheckpointName)| {
         let verdict = match recent {
             None => Verdict::Keep(KeepReason::KeepAll),
             Some(first) if index >= first => Verdict::Keep(KeepReason::Recent),
             _ if input.pointers.holds(name) || input.targets.holds(name) => Verdict::Keep(KeepReason::PointerTarget),
+            _ if is_milestone(name) => Verdict::Keep(KeepReason::Milestone),
             _ if input.pinned.contains(&name) => Verdict::Keep(KeepReason::Pinned),
             _ => Verdict::Remove,
         };
@@ -110,6 +141,15 @@ pub struct PruneReport {
     pub removed: Vec<CheckpointName>,
     /// Directories that were never committed, or whose removal was cut off.
     pub swept: Vec<CheckpointName>,
+    /// Files of dead generations inside of committed checkpoints, and temporary files.
+    pub strays: Vec<String>,
+}
+
+impl PruneReport {
+    /// What no commit ever named, relative to the checkpoint directory.
+    pub fn orphans(&self) -> Vec<String> {
+        self.swept.iter().map(ToString::to_string).chain(self.strays.iter().cloned()).collect()
+    }
 }
 
 /// A checkpoint that a generation left behind.
@@ -132,15 +172,30 @@ pub struct TakenOver {
 
 impl CheckpointStore {
     /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2); its
-    /// manifest goes first, so that a half-removed one does not exist. Uncommitted directories below the newest committed
-    /// step are removed too: nothing will commit them any more.
+    /// manifest goes first, so that a half-removed one does not exist. What dead generations left goes too: uncommitted
+    /// directories below the newest committed step, which nothing will commit any more, and files in committed ones that no
+    /// manifest names.
     ///
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
-    pub async fn prune(&self, fence: &dyn Fence, keep: Option<usize>, best_metric_key: &str) -> Result<PruneReport> {
-        let first = self.plan_prune(keep, best_metric_key).await?;
+    pub async fn prune(&self, fence: &dyn Fence, retention: &Retention<'_>) -> Result<PruneReport> {
+        self.prune_seen(fence, retention, &self.list().await?).await
+    }
+
+    /// The same with a listing that was taken before: it is the first of the two looks.
+    ///
+    /// # Errors
+    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
+    pub async fn prune_seen(
+        &self,
+        fence: &dyn Fence,
+        retention: &Retention<'_>,
+        seen: &Listing,
+    ) -> Result<PruneReport> {
+        let first = self.plan(retention, seen).await?;
         fence.pass().await?;
-        let second = self.plan_prune(keep, best_metric_key).await?;
+        let listing = self.list().await?;
+        let second = self.plan(retention, &listing).await?;
         let mut report = PruneReport::default();
         for name in first.removed().filter(|name| second.removed().any(|again| again == *name)) {
             fence.pass().await?;
@@ -153,6 +208,11 @@ impl CheckpointStore {
             self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
             report.swept.push(name);
         }
+        let pinned = self.pinned().await?;
+        for committed in listing.committed.iter().filter(|c| !report.removed.contains(&c.name())) {
+            let is_read = pinned.contains(&committed.name());
+            report.strays.extend(self.sweep_strays(fence, &committed.manifest, is_read).await?);
+        }
         Ok(report)
     }
 
@@ -160,15 +220,58 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// [`crate::Error::Io`].
-    pub async fn plan_prune(&self, keep: Option<usize>, best_metric_key: &str) -> Result<PrunePlan> {
-        let listing = self.list().await?;
+    pub async fn plan_prune(&self, retention: &Retention<'_>) -> Result<PrunePlan> {
+        self.plan(retention, &self.list().await?).await
+    }
+
+    async fn plan(&self, retention: &Retention<'_>, listing: &Listing) -> Result<PrunePlan> {
+        let Retention { keep, keep_every_steps, best_metric_key } = *retention;
         let committed = listing.summaries();
-        let targets = pointer_targets(&committed, best_metric_key);
-        let pointers = self.read_pointers(&listing).await?;
+        let newest = committed.iter().map(|summary| summary.name).max();
+        let targets = self.targets(listing, best_metric_key);
+        let pointers = self.read_pointers(listing).await?;
         let pinned = self.pinned().await?;
-        let verdicts = decide_prune(&PruneInput { committed, pointers, targets, pinned, keep });
-        let dead = listing.uncommitted.into_iter().filter(|name| targets.latest.is_some_and(|latest| *name < latest));
+        let verdicts = decide_prune(&PruneInput { committed, pointers, targets, pinned, keep, keep_every_steps });
+        let dead = listing.uncommitted.iter().copied().filter(|name| newest.is_some_and(|newest| *name < newest));
         Ok(PrunePlan { verdicts, dead: dead.collect() })
+    }
+
+    /// Removes from a committed checkpoint what its manifest does not name and a dead generation left: shards of its own or an
+    /// older generation, temporary files, exports that never ended (unless somebody reads the checkpoint, who may be
+    /// exporting it). A holder that looked long ago can harm nothing: what a later commit names carries a later generation.
+    async fn sweep_strays(&self, fence: &dyn Fence, manifest: &Manifest, is_read: bool) -> Result<Vec<String>> {
+        let mut strays = Vec::new();
+        for (key, kind) in self.find_strays(manifest).await? {
+            fence.pass().await?;
+            match kind {
+                Kind::Dir if is_read => continue,
+                Kind::Dir => self.io.remove_tree(&key, FailPoint::PRUNE_STRAY).await?,
+                _ => self.io.remove_file(&key, FailPoint::PRUNE_STRAY).await?,
+            };
+            strays.push(key);
+        }
+        Ok(strays)
+    }
+
+    async fn find_strays(&self, manifest: &Manifest) -> Result<Vec<(String, Kind)>> {
+        let (name, generation) = (manifest.name, manifest.generation);
+        let named: BTreeSet<String> = manifest.files.iter().map(|file| file.path.clone()).collect();
+        let found = self.io.run(move |files| inside(files, name)).await?;
+        // In a bucket the shards of a retired checkpoint stay beside those of the one that took its name.
+        if found.iter().any(|(path, _)| is_abandoned_manifest(path)) {
+            return Ok(Vec::new());
+        }
+        let is_stray = |path: &str, kind: Kind| {
+            let file = path.rsplit('/').next().unwrap_or(path);
+            let is_old_shard = || ShardName::parse(path).is_some_and(|shard| shard.generation <= generation);
+            match kind {
+                Kind::File => !named.contains(path) && (is_temporary(file) || is_old_shard()),
+                Kind::Dir => file.starts_with(EXPORT_STAGING),
+                Kind::Symlink | Kind::Other => false,
+            }
+        };
+        let strays = found.into_iter().filter(|(path, kind)| is_stray(path, *kind));
+        Ok(strays.map(|(path, kind)| (name.key(&path), kind)).collect())
     }
 
     /// What a generation that starts after `step` (`None`: from the beginning) does first (C6): pointers move back to what
@@ -268,3 +371,23 @@ impl CheckpointStore {
         Ok(format!("{folder}/{free}"))
     }
 }
+
+/// What lies where a checkpoint's own files lie, temporary files too.
+fn inside(files: &Files, name: CheckpointName) -> Result<Vec<(String, Kind)>> {
+    let disk = match files {
+        Files::Objects(objects) => {
+            return Ok(objects.walk(&name.to_string())?.into_keys().map(|path| (path, Kind::File)).collect());
+        }
+        Files::Disk(disk) => disk,
+    };
+    let mut found = Vec::new();
+    for (folder, prefix) in [(String::new(), ""), (name.key("model"), "model/"), (name.key("optim"), "optim/")] {
+        let directory = if folder.is_empty() { name.to_string() } else { folder };
+        let entries = disk.list_all(&directory)?;
+        found.extend(entries.into_iter().map(|entry| (format!("{prefix}{}", entry.name), entry.kind)));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

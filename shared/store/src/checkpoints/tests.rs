@@ -8,7 +8,7 @@ use crate::manifest::tests::example;
 use crate::shard::{ShardWriter, TensorView};
 use crate::{Fence, Unfenced};
 
-fn name(step: u64) -> CheckpointName {
+pub(super) fn name(step: u64) -> CheckpointName {
     CheckpointName { epoch: 0, step }
 }
 
@@ -19,7 +19,7 @@ fn write_shard(root: &Path, step: u64) -> ShardFile {
     ShardWriter::new(root, name(step)).write_safetensors(&path, &[tensor], &[]).unwrap()
 }
 
-async fn commit(store: &CheckpointStore, step: u64, val_loss: Option<f64>) -> CommitOutcome {
+pub(super) async fn commit(store: &CheckpointStore, step: u64, val_loss: Option<f64>) -> CommitOutcome {
     let draft = Manifest { files: vec![write_shard(store.root(), step)], ..example(step, val_loss) };
     let outcome = store.commit(&Unfenced, draft, "seed: 1\n").await.unwrap();
     store.repair_pointers(&Unfenced, "default").await.unwrap();
@@ -39,7 +39,7 @@ fn link(store: &CheckpointStore, pointer: &str) -> Option<String> {
     std::fs::read_link(store.root().join(pointer)).ok().map(|target| target.to_string_lossy().into_owned())
 }
 
-fn committed_steps(listing: &Listing) -> Vec<u64> {
+pub(super) fn committed_steps(listing: &Listing) -> Vec<u64> {
     listing.committed.iter().map(|c| c.name().step).collect()
 }
 
@@ -121,7 +121,7 @@ async fn a_closed_fence_stops_every_change() {
     }
     std::fs::remove_file(store.root().join(LATEST)).unwrap();
     assert!(store.repair_pointers(&closed(), "default").await.is_err());
-    assert!(store.prune(&closed(), Some(1), "default").await.is_err());
+    assert!(store.prune(&closed(), &Retention::newest(Some(1), "default")).await.is_err());
     assert!(store.retire_after(&closed(), Some(9), 5, "default").await.is_err());
     assert_eq!(committed_steps(&store.list().await.unwrap()), [9, 19, 29]);
 }
@@ -276,15 +276,15 @@ async fn pruning_keeps_the_newest_the_targets_and_what_is_pinned() {
     store.pin(name(29), "generation 7").await.unwrap();
     store.pin(name(29), "export").await.unwrap();
     store.unpin(name(29), "export").await.unwrap();
-    let report = store.prune(&Unfenced, Some(2), "default").await.unwrap();
+    let report = store.prune(&Unfenced, &Retention::newest(Some(2), "default")).await.unwrap();
     let steps = |names: Vec<CheckpointName>| names.iter().map(|n| n.step).collect::<Vec<_>>();
     assert_eq!((steps(report.removed), steps(report.swept)), (vec![9, 39], vec![14]));
     let listing = store.list().await.unwrap();
     assert_eq!((committed_steps(&listing), steps(listing.uncommitted)), (vec![19, 29, 49, 59], vec![69]));
 
     store.unpin(name(29), "generation 7").await.unwrap();
-    assert_eq!(steps(store.prune(&Unfenced, Some(2), "default").await.unwrap().removed), [29]);
-    assert_eq!(store.prune(&Unfenced, None, "default").await.unwrap(), PruneReport::default());
+    assert_eq!(steps(store.prune(&Unfenced, &Retention::newest(Some(2), "default")).await.unwrap().removed), [29]);
+    assert_eq!(store.prune(&Unfenced, &Retention::newest(None, "default")).await.unwrap(), PruneReport::default());
 }
 
 #[tokio::test]
@@ -310,11 +310,11 @@ async fn c9_a_pin_for_good_is_honoured_until_it_is_removed() {
     store.place_pin(&old.clone().for_good().because("the best on code")).await.unwrap();
     store.place_pin(&Pin { who: "an old reader".into(), ..old.clone() }).await.unwrap();
     assert_eq!(store.pinned().await.unwrap(), [name(9), name(19)].into());
-    assert_eq!(store.prune(&Unfenced, Some(1), "default").await.unwrap().removed, []);
+    assert_eq!(store.prune(&Unfenced, &Retention::newest(Some(1), "default")).await.unwrap().removed, []);
     assert!(store.pins().await.unwrap().iter().any(|pin| pin.for_good && pin.why == "the best on code"));
     assert!(store.unpin(name(19), "anna").await.unwrap());
     assert!(!store.unpin(name(19), "anna").await.unwrap(), "removed already");
-    assert_eq!(store.prune(&Unfenced, Some(1), "default").await.unwrap().removed, [name(19)]);
+    assert_eq!(store.prune(&Unfenced, &Retention::newest(Some(1), "default")).await.unwrap().removed, [name(19)]);
 }
 
 #[test]
@@ -359,21 +359,25 @@ proptest! {
         prop_assert_eq!(pointer_targets(&committed, "another").lowest_val, None);
     }
 
-    /// C4, C9: never a target, the newest or a pinned one; exactly the newest `keep` and those exceptions stay.
+    /// C4, C9: never a target, the newest, a milestone or a pinned one; exactly the newest `keep` and those exceptions stay.
     #[test]
     fn pruning_never_removes_what_is_needed(
         committed in summaries().prop_shuffle(), keep in prop::option::of(0usize..6),
         pinned in prop::collection::btree_set((0u64..40).prop_map(name), 0..4), on_disk in 0usize..12,
+        every in prop::option::of(1u64..12),
     ) {
         let targets = pointer_targets(&committed, "default");
         let pointers = Pointers { latest: committed.get(on_disk).map(|s| s.name), lowest_val: None };
-        let input = PruneInput { committed: committed.clone(), pointers, targets, pinned: pinned.clone(), keep };
+        let input = PruneInput {
+            committed: committed.clone(), pointers, targets, pinned: pinned.clone(), keep, keep_every_steps: every,
+        };
         let verdicts = decide_prune(&input);
         prop_assert_eq!(verdicts.len(), committed.len());
         let newer = |name| committed.iter().filter(|s| s.name > name).count();
         for (name, verdict) in verdicts {
             let needed = keep.is_none_or(|keep| newer(name) < keep.max(1))
-                || targets.holds(name) || pointers.holds(name) || pinned.contains(&name);
+                || targets.holds(name) || pointers.holds(name) || pinned.contains(&name)
+                || every.is_some_and(|every| (name.step + 1).is_multiple_of(every));
             prop_assert_eq!(verdict == Verdict::Remove, !needed, "{}", name);
         }
     }

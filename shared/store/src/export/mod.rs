@@ -22,6 +22,7 @@ use serde::Serialize;
 use trainctl_spec::job::ModelConfigSource;
 use trainctl_spec::{Architecture, JobSpec};
 
+pub(crate) use self::target::STAGING;
 pub use dtype::Dtype;
 pub use size::parse_size;
 

@@ -12,7 +12,7 @@ use crate::fault::FailPoint;
 use crate::io::{Disk, Kind};
 
 /// Folders in the making start so: `.export-<target>.<process>.<number>`.
-const STAGING: &str = ".export-";
+pub(crate) const STAGING: &str = ".export-";
 
 /// A target that is missing or empty.
 #[derive(Debug)]

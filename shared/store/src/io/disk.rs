@@ -138,7 +138,8 @@ impl Disk {
         Ok(entries)
     }
 
-    fn list_all(&self, key: &str) -> Result<Vec<Entry>> {
+    /// The same with temporary files.
+    pub(crate) fn list_all(&self, key: &str) -> Result<Vec<Entry>> {
         let path = self.path(key)?;
         let Some(reader) = absent_is_none(fs::read_dir(&path), "list", &path)? else { return Ok(Vec::new()) };
         let mut entries = Vec::new();
@@ -547,6 +548,11 @@ impl Drop for FileWriter {
             remove_quietly(&self.calls, &self.temp);
         }
     }
+}
+
+/// Whether a name is that of a file in the making.
+pub(crate) fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMP_PREFIX)
 }
 
 /// A name beside `path` that nobody else uses: process, counter and the time of the first use, so that two hosts with

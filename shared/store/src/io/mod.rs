@@ -12,6 +12,7 @@ mod reader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub(crate) use disk::is_temporary;
 pub use disk::{Created, Disk, Entry, FileWriter as DiskWriter, Kind};
 pub use files::{FileWriter, Files};
 pub use objects::{ObjectReader, ObjectWriter, Objects};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use trainctl_spec::Architecture;
 use trainctl_spec::report::{ShardFile, TensorDigest};
-use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
+use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Retention, Selector};
 use trainctl_store::export::ExportOptions;
 use trainctl_store::fault::Faults;
 use trainctl_store::io::{Disk, Io};
@@ -117,7 +117,7 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
         plan.promise("pin", start.name().step)?;
     }
     store.retire_after(&*tenure, step, generation, "default").await?;
-    store.prune(&*tenure, Some(1), "default").await?;
+    store.prune(&*tenure, &Retention::newest(Some(1), "default")).await?;
     let mut rows = RowFile::open_fenced(run.training_rows(), Order::ByStep, Arc::clone(&tenure) as _)?;
     rows.cut_after(step, run.abandoned(generation).join("training.jsonl"))?;
     if let Some(start) = &start {
@@ -142,7 +142,7 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
         plan.promise("commit", step)?;
         store.repair_pointers(&*tenure, "default").await?;
         plan.promise("latest", step)?;
-        store.prune(&*tenure, Some(1), "default").await?;
+        store.prune(&*tenure, &Retention::newest(Some(1), "default")).await?;
         tenure.beat().await?;
     }
     export(&store, dir, plan).await?;

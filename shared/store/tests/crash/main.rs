@@ -20,7 +20,7 @@ use std::sync::Arc;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use trainctl_store::checkpoints::Selector;
+use trainctl_store::checkpoints::{Retention, Selector};
 use trainctl_store::fault::FailPoint;
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, Unfenced};
@@ -117,7 +117,10 @@ fn freeze(case: &Case) -> Result<(), String> {
         latest.map_err(|e| format!("after the wake: {e}"))?;
         let store = CheckpointStore::open(&dir);
         store.take_over(&Unfenced, "default").await.map_err(|e| format!("the second look: {e}"))?;
-        store.prune(&Unfenced, Some(1), "default").await.map_err(|e| format!("the second look: {e}"))?;
+        store
+            .prune(&Unfenced, &Retention::newest(Some(1), "default"))
+            .await
+            .map_err(|e| format!("the second look: {e}"))?;
         check::complete(&dir, case.scene, MORE).await
     })
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde::Serialize;
-use trainctl_store::checkpoints::{KeepReason, PrunePlan, Verdict};
+use trainctl_store::checkpoints::{KeepReason, PrunePlan, Retention, Verdict};
 use trainctl_store::{CheckpointName, CheckpointStore};
 
 use super::{listing, pins};
@@ -51,11 +51,14 @@ impl Prune {
         let keep = self.keep(&place)?;
         let store = place.store(self.run.weights);
         let best = place.best_metric_key();
-        let plan = store.plan_prune(Some(keep), &best).await.map_err(failure)?;
+        let milestones = place.spec.as_ref().filter(|_| !self.run.weights);
+        let keep_every_steps = milestones.and_then(|spec| spec.checkpoint.keep_every_steps);
+        let retention = Retention { keep: Some(keep), keep_every_steps, best_metric_key: &best };
+        let plan = store.plan_prune(&retention).await.map_err(failure)?;
         let lines = lines(&store, &plan).await?;
         if !self.dry_run && plan.removes() {
             let held = Held::acquire(run_dir).await?;
-            let report = held.during(|fence| store.prune(fence, Some(keep), &best)).await?.map_err(failure)?;
+            let report = held.during(|fence| store.prune(fence, &retention)).await?.map_err(failure)?;
             // What was removed may differ from what was planned: somebody may have pinned one in between.
             for name in plan.leaving().filter(|name| !report.removed.contains(name) && !report.swept.contains(name)) {
                 note(&format!("{name} stays: it was pinned or became a pointer's target meanwhile"));
