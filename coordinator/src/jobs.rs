@@ -15,10 +15,13 @@ use trainctl_spec::resume;
 use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveOptions, Selector};
 use trainctl_store::fault::FailPoint;
+use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, RunDir, Tenure};
 
 use crate::core::Event;
 use crate::decide::admission::{Admission, Asked, Found, decide_admission};
+use crate::exports::ExportTask;
+use crate::hooks::{HookRequest, HookTask};
 use crate::owner::{Gone, Handle, RunPorts};
 use crate::record::JobRecord;
 use crate::run_io::{IoRequest, RunTask, best_metric_key};
@@ -29,6 +32,8 @@ use crate::{follow, refusal};
 const STREAM: usize = 64;
 
 const RUN: TaskKind = TaskKind { name: "run directory", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
+const HOOKS: TaskKind = TaskKind { name: "commands", on_cancel: OnCancel::Finish, on_error: OnError::Log };
+const EXPORTS: TaskKind = TaskKind { name: "exports", on_cancel: OnCancel::Abort, on_error: OnError::Log };
 const FOLLOW: TaskKind = TaskKind { name: "answer stream", on_cancel: OnCancel::Abort, on_error: OnError::Log };
 
 /// `Jobs`.
@@ -72,19 +77,42 @@ impl Watches {
     }
 }
 
-/// A run directory task that is not started, and its requests.
-pub struct Waiting(RunTask, mpsc::UnboundedReceiver<IoRequest>);
+/// The tasks of a job that are not started, and their requests.
+pub struct Waiting {
+    run: (RunTask, mpsc::UnboundedReceiver<IoRequest>),
+    hooks: Option<(HookTask, mpsc::UnboundedReceiver<HookRequest>)>,
+    exports: Option<(ExportTask, mpsc::UnboundedReceiver<CheckpointName>)>,
+    owner: Handle,
+}
 
-/// Starts a job's run directory task.
-pub fn start(Waiting(task, requests): Waiting, shutdown: &Shutdown) {
-    let leaving = shutdown.clone();
-    drop(spawn(RUN, shutdown, async move {
-        match task.run(requests).await {
-            // The owner left first: the orderly end.
+/// Starts a job's tasks.
+pub fn start(Waiting { run, hooks, exports, owner }: Waiting, shutdown: &Shutdown) {
+    // The owner left first: the orderly end.
+    let orderly = |leaving: Shutdown| {
+        move |ended| match ended {
             Err(Gone) if leaving.is_triggered() => Ok(()),
             ended => ended,
         }
-    }));
+    };
+    let (ended, (task, requests)) = (orderly(shutdown.clone()), run);
+    drop(spawn(RUN, shutdown, async move { ended(task.run(requests).await) }));
+    if let Some((task, requests)) = hooks {
+        let (ended, leaving, owner, job) =
+            (orderly(shutdown.clone()), shutdown.clone(), owner.clone(), task.job.clone());
+        let answer = move |result| {
+            let (owner, job) = (owner.clone(), job.clone());
+            async move { owner.event(Event::Hook { job, result }).await }
+        };
+        drop(spawn(HOOKS, shutdown, async move { ended(task.run(requests, leaving, answer).await) }));
+    }
+    if let Some((task, requests)) = exports {
+        let (ended, job) = (orderly(shutdown.clone()), task.job.clone());
+        let answer = move |result| {
+            let (owner, job) = (owner.clone(), job.clone());
+            async move { owner.event(Event::Exported { job, result }).await }
+        };
+        drop(spawn(EXPORTS, shutdown, async move { ended(task.run(requests, answer).await) }));
+    }
 }
 
 /// How the owner shows a job that is over: nothing is changed in its run directory, so nothing of it is held.
@@ -92,7 +120,7 @@ pub fn start(Waiting(task, requests): Waiting, shutdown: &Shutdown) {
 pub fn watch_only(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> RunPorts {
     let (io, _) = mpsc::unbounded_channel();
     let (status, _) = watch_job(watches, record, spec);
-    RunPorts { io, status }
+    RunPorts { io, status, hooks: None, exports: None }
 }
 
 fn watch_job(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> (watch::Sender<v1::Job>, watch::Sender<u64>) {
@@ -119,6 +147,11 @@ pub fn run_task(
 ) -> (RunPorts, Waiting) {
     let (io, requests) = mpsc::unbounded_channel();
     let (status, changed) = watch_job(watches, record, spec);
+    // Where the place of the checkpoints cannot be used nothing is committed, and the job's end is told all the same.
+    let store = CheckpointStore::of_job(spec).unwrap_or_else(|_| CheckpointStore::open(&spec.run_dir));
+    let hooks = HookTask::of(record.id.clone(), spec, store.clone());
+    let (hooks, hook_requests) = queue_for(hooks);
+    let (exports, export_requests) = queue_for(ExportTask::of(record.id.clone(), spec, store));
     let task = RunTask {
         job: record.id.clone(),
         spec: spec.clone(),
@@ -127,7 +160,21 @@ pub fn run_task(
         owner: owner.clone(),
         changed,
     };
-    (RunPorts { io, status }, Waiting(task, requests))
+    let waiting =
+        Waiting { run: (task, requests), hooks: hook_requests, exports: export_requests, owner: owner.clone() };
+    (RunPorts { io, status, hooks, exports }, waiting)
+}
+
+/// A task's queue, where there is a task.
+#[expect(clippy::disallowed_methods, reason = "RunPorts says for each queue what bounds it")]
+fn queue_for<T, R>(task: Option<T>) -> (Option<mpsc::UnboundedSender<R>>, Option<(T, mpsc::UnboundedReceiver<R>)>) {
+    match task {
+        None => (None, None),
+        Some(task) => {
+            let (sender, requests) = mpsc::unbounded_channel();
+            (Some(sender), Some((task, requests)))
+        }
+    }
 }
 
 impl JobsService {

@@ -9,7 +9,9 @@
 pub mod core;
 pub mod decide;
 pub mod events;
+pub mod exports;
 pub mod follow;
+pub mod hooks;
 pub mod jobs;
 pub mod journal;
 pub mod owner;

@@ -16,8 +16,10 @@ use trainctl_proto::v1;
 use trainctl_runtime::clock::Clock;
 use trainctl_runtime::tasks::Shutdown;
 use trainctl_spec::JobId;
+use trainctl_store::layout::CheckpointName;
 
 use crate::core::{Core, Effect, Event, Moment, SessionId, StoreChange};
+use crate::hooks::HookRequest;
 use crate::journal::Journal;
 use crate::rendezvous::Rendezvous;
 use crate::run_io::IoRequest;
@@ -46,6 +48,10 @@ pub struct RunPorts {
     pub io: mpsc::UnboundedSender<IoRequest>,
     /// The job's newest state.
     pub status: watch::Sender<v1::Job>,
+    /// The task that runs the job's commands, if its spec has any. Unbounded: the task itself drops what comes too fast.
+    pub hooks: Option<mpsc::UnboundedSender<HookRequest>>,
+    /// The task that exports checkpoints, if the spec asks for it. Unbounded: of those that wait only the newest stays.
+    pub exports: Option<mpsc::UnboundedSender<CheckpointName>>,
 }
 
 /// The owner is gone: the coordinator is shutting down.
@@ -162,6 +168,20 @@ impl Owner {
                         && run.io.send(*request).is_err()
                     {
                         error!(%job, "the run directory's task is gone");
+                    }
+                }
+                Effect::Hook { job, request } => {
+                    if let Some(hooks) = self.runs.get(&job).and_then(|run| run.hooks.as_ref())
+                        && hooks.send(request).is_err()
+                    {
+                        info!(%job, "the task of the job's commands had ended");
+                    }
+                }
+                Effect::Export { job, checkpoint } => {
+                    if let Some(exports) = self.runs.get(&job).and_then(|run| run.exports.as_ref())
+                        && exports.send(checkpoint).is_err()
+                    {
+                        error!(%job, "the task of the job's exports is gone");
                     }
                 }
                 Effect::Rendezvous { job, generation, change } => match change {

@@ -6,6 +6,7 @@ use trainctl_spec::state::JobPhase;
 use trainctl_spec::{Generation, JobId, Term};
 
 use crate::decide::restart::Budget;
+use crate::decide::saves::FailedSaves;
 
 /// One job as the journal keeps it: enough for a successor to go on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +42,9 @@ pub struct JobRecord {
     /// The newest generation has ended and what comes next was decided: its loss is charged.
     #[serde(default)]
     pub decided: bool,
+    /// Saves that failed since the last commit.
+    #[serde(default)]
+    pub failed_saves: FailedSaves,
 }
 
 impl JobRecord {
@@ -62,6 +66,7 @@ impl JobRecord {
             budget: Budget::default(),
             restarts: 0,
             decided: false,
+            failed_saves: FailedSaves::default(),
         }
     }
 }

@@ -364,15 +364,20 @@ impl TryFrom<&report::ShardReport> for v1::ShardsDurable {
             consumed_samples: report.consumed_samples,
             train_loss: report.train_loss,
             val_losses: report.val_losses.clone().into_iter().collect(),
-            kind: match report.kind {
-                report::SaveKind::Full => v1::SaveKind::Full,
-                report::SaveKind::Weights => v1::SaveKind::Weights,
-            }
-            .into(),
+            kind: v1::SaveKind::from(report.kind).into(),
             corpora: report.corpora.clone().into_iter().collect(),
             stall_seconds: report.stall_seconds,
             write_seconds: report.write_seconds,
         })
+    }
+}
+
+impl From<report::SaveKind> for v1::SaveKind {
+    fn from(kind: report::SaveKind) -> Self {
+        match kind {
+            report::SaveKind::Full => Self::Full,
+            report::SaveKind::Weights => Self::Weights,
+        }
     }
 }
 

@@ -158,7 +158,14 @@ impl<'a> Site<'a> {
             gave_up = supervisor.gave_up() => return Err(failure(&gave_up)),
         };
         match followed {
-            Followed::Ended(job) => Ok(Ended::Job(job)),
+            Followed::Ended(job) => {
+                tokio::select! {
+                    () = commands_end(&dialer, &job) => {}
+                    gave_up = supervisor.gave_up() => return Err(failure(&gave_up)),
+                    () = signals.another() => note("commands of the job are stopped"),
+                }
+                Ok(Ended::Job(job))
+            }
             Followed::StopNow | Followed::Detached => {
                 let ended = tokio::time::timeout(END_LIMIT, wait_for_end(&dialer, &job.id)).await;
                 Ok(ended.map_or(Ended::Interrupted, |job| Ended::Job(Box::new(job))))
@@ -265,6 +272,26 @@ impl<'a> Site<'a> {
                 self.coordinator.log.display()
             ))),
         }
+    }
+}
+
+/// Waits until on_commit and on_end are over: they are the coordinator's children, and it ends when we do. It gives them a
+/// limit of its own.
+async fn commands_end(dialer: &Dialer, job: &v1::Job) {
+    let mut told = job.commands.is_empty();
+    loop {
+        if let Ok(mut client) = dialer.dial().await
+            && let Ok(job) = client::get_job(&mut client, Some(&job.id)).await
+        {
+            if job.commands.is_empty() {
+                return;
+            }
+            if !told {
+                note(&format!("waiting for {} (at most ten minutes each; Ctrl-C stops them)", job.commands.join(", ")));
+                told = true;
+            }
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 

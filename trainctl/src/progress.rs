@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 use trainctl_proto::v1;
 
-use crate::output::{note, people, steps};
+use crate::output::{note, people, size, steps};
 use crate::view::{is_terminal, phase_name, rate, stop_at, train_line, validation_line};
 
 /// Plain lines come at most so often; the last row always comes.
@@ -142,8 +142,25 @@ fn event_text(event: &Value) -> Option<String> {
             let name = text("checkpoint")
                 .or_else(|| text("name"))
                 .map_or_else(|| format!("epoch_0_step_{step}"), str::to_owned);
-            Some(format!("checkpoint {name} (after {})", steps(step + 1)))
+            let kind = if text("save") == Some("weights") { "weights" } else { "checkpoint" };
+            let seconds = |key: &str| event.get(key).and_then(Value::as_f64);
+            let cost = match (number("bytes"), seconds("stall_seconds"), seconds("write_seconds")) {
+                (Some(bytes), Some(stall), Some(write)) => {
+                    format!(", {}; training stood {stall:.2} s, written in {write:.2} s", size(bytes))
+                }
+                _ => String::new(),
+            };
+            Some(format!("{kind} {name} (after {}){cost}", steps(step + 1)))
         }
+        "save_failed" => Some(format!("the save of step {} failed: {}", number("step")?, text("error")?)),
+        "save_skipped" => Some(format!("the save of step {} was left out: {}", number("step")?, text("reason")?)),
+        "checkpoint_failed" => Some(format!("the commit of step {} failed: {}", number("step")?, text("error")?)),
+        "checkpoint_refused" => Some(format!("step {} is no checkpoint: {}", number("step")?, text("reason")?)),
+        "consolidate_failed" => Some(format!("{}: no consolidated weights: {}", text("checkpoint")?, text("error")?)),
+        "hook_ended" if number("code") != Some(0) => {
+            Some(format!("{} failed; its output: {}", text("hook")?, text("log")?))
+        }
+        "hook_skipped" => Some(format!("{} was left out: {}", text("hook")?, text("reason")?)),
         "trainer_exited" => {
             let how = text("message").or_else(|| text("reason")).or_else(|| text("class")).unwrap_or("ended");
             (!matches!(how, "finished" | "stopped by its worker"))
@@ -163,6 +180,14 @@ mod tests {
         let told = |json: &str| event_text(&serde_json::from_str(json).expect("JSON"));
         let committed = told(r#"{"kind":"checkpoint_committed","step":999,"name":"epoch_0_step_999"}"#);
         assert_eq!(committed.as_deref(), Some("checkpoint epoch_0_step_999 (after 1,000 steps)"));
+        let costly = told(
+            r#"{"kind":"checkpoint_committed","step":9,"checkpoint":"epoch_0_step_9","save":"weights","bytes":2048,"stall_seconds":0.1,"write_seconds":1.5}"#,
+        );
+        let want = "weights epoch_0_step_9 (after 10 steps), 2.0 KiB; training stood 0.10 s, written in 1.50 s";
+        assert_eq!(costly.as_deref(), Some(want));
+        let failed = told(r#"{"kind":"hook_ended","hook":"on_commit","code":1,"log":"logs/hooks/on_commit-9.log"}"#);
+        assert_eq!(failed.as_deref(), Some("on_commit failed; its output: logs/hooks/on_commit-9.log"));
+        assert_eq!(told(r#"{"kind":"hook_ended","hook":"on_commit","code":0,"log":"x"}"#), None);
         assert_eq!(told(r#"{"kind":"pointer_moved"}"#), None);
         assert_eq!(told(r#"{"step":1}"#), None);
         let killed = told(r#"{"kind":"trainer_exited","rank":1,"class":"killed by signal 9 (SIGKILL)"}"#);

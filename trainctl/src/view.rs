@@ -3,7 +3,7 @@
 use serde::Serialize;
 use trainctl_proto::v1;
 
-use crate::output::{moment, people, steps};
+use crate::output::{moment, people, size, steps};
 
 /// A job, as JSON.
 #[derive(Debug, Serialize)]
@@ -29,7 +29,51 @@ pub(crate) struct JobView {
     first_row: Option<TrainRowView>,
     last_row: Option<TrainRowView>,
     last_validation: Option<ValidationRowView>,
+    last_save: Option<SaveView>,
+    commands: Vec<String>,
     ranks: Vec<RankView>,
+}
+
+/// What the last save cost, as JSON.
+#[derive(Debug, Serialize)]
+struct SaveView {
+    checkpoint: String,
+    save: &'static str,
+    step: u64,
+    bytes: u64,
+    stall_seconds: f64,
+    write_seconds: f64,
+    commit_seconds: f64,
+}
+
+impl From<v1::SaveSummary> for SaveView {
+    fn from(save: v1::SaveSummary) -> Self {
+        Self {
+            save: match save.kind() {
+                v1::SaveKind::Weights => "weights",
+                v1::SaveKind::Full | v1::SaveKind::Unspecified => "full",
+            },
+            checkpoint: save.checkpoint,
+            step: save.step,
+            bytes: save.bytes,
+            stall_seconds: save.stall_seconds,
+            write_seconds: save.write_seconds,
+            commit_seconds: save.commit_seconds,
+        }
+    }
+}
+
+/// The last save in one line: `epoch_0_step_999, 1.0 GiB; training stood 0.21 s, written in 1.9 s, committed in 0.02 s`.
+pub(crate) fn save_line(save: &v1::SaveSummary) -> String {
+    let kind = if save.kind() == v1::SaveKind::Weights { " (weights)" } else { "" };
+    format!(
+        "{}{kind}, {}; training stood {:.2} s, written in {:.2} s, committed in {:.2} s",
+        save.checkpoint,
+        size(save.bytes),
+        save.stall_seconds,
+        save.write_seconds,
+        save.commit_seconds
+    )
 }
 
 #[derive(Debug, Serialize)]
@@ -103,6 +147,8 @@ impl From<v1::Job> for JobView {
             first_row: job.first_row.map(Into::into),
             last_row: job.last_row.map(Into::into),
             last_validation: job.last_validation.map(Into::into),
+            last_save: job.last_save.map(Into::into),
+            commands: job.commands,
             ranks: job.ranks.into_iter().map(Into::into).collect(),
         }
     }
@@ -234,6 +280,8 @@ pub(crate) fn job_block(job: &v1::Job) -> String {
     add("started from", job.started_from.clone());
     add("LATEST", job.latest.clone());
     add("LOWEST_VAL", job.lowest_val.clone());
+    add("last save", job.last_save.as_ref().map(save_line).unwrap_or_default());
+    add("commands", job.commands.join(", "));
     add("last row", job.last_row.as_ref().map_or_else(String::new, |row| train_line(row, stop_at(job))));
     add("validation", job.last_validation.as_ref().map_or_else(String::new, validation_line));
     add("submitted", moment(job.submitted_at_ms));

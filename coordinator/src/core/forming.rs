@@ -22,7 +22,8 @@ impl Core {
         let restarting = matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Restart { .. }, .. })
             && job.live.as_ref().is_some_and(|live| live.decided);
         let waiting = matches!(job.record.phase, JobPhase::Queued | JobPhase::Suspended { .. });
-        if !(restarting || waiting) || job.preparing || at.now < job.form_after {
+        // A job that has done its work and died before it could say so may be waiting for its last export.
+        if !(restarting || waiting) || job.preparing || at.now < job.form_after || job.followers.is_last {
             return;
         }
         match self.place(id, at.now) {
@@ -135,6 +136,10 @@ impl Core {
     fn done_already(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get(id) else { return };
         let why = if job.record.until_step.is_some() { StopReason::UntilStep } else { StopReason::Complete };
+        if why == StopReason::Complete && self.waits_for_export(id, out) {
+            return;
+        }
+        let Some(job) = self.jobs.get(id) else { return };
         match job.record.phase.generation() {
             Some(generation) => {
                 self.apply(id, JobEvent::Stop { generation, why }, at, out);

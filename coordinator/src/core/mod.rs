@@ -7,6 +7,7 @@
 //! Wanted and observed are kept apart: a job's record is what is wanted (and journaled), `live` is what was last seen of its
 //! ranks; [`Core`]'s `pump` compares the two after each event and does the next thing.
 
+mod followers;
 mod forming;
 mod ranks;
 mod saves;
@@ -22,12 +23,16 @@ use trainctl_proto::v1;
 use trainctl_spec::report::{TrainRow, ValidationRow};
 use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
 use trainctl_spec::{Generation, JobId, JobSpec, Term};
+use trainctl_store::layout::CheckpointName;
 
 use crate::decide::liveness;
 use crate::events::Entry;
+use crate::exports::ExportResult;
+use crate::hooks::{HookRequest, HookResult};
 use crate::record::JobRecord;
 use crate::run_io::{AckToken, IoRequest, IoResult};
 
+pub use self::followers::Followers;
 pub use self::ranks::{Live, RankLive};
 pub use self::workers::Worker;
 
@@ -77,6 +82,20 @@ pub enum Event {
         /// What came of it.
         result: Box<IoResult>,
     },
+    /// One of a person's commands is over.
+    Hook {
+        /// Job.
+        job: JobId,
+        /// What came of it.
+        result: HookResult,
+    },
+    /// An export is over.
+    Exported {
+        /// Job.
+        job: JobId,
+        /// What came of it.
+        result: ExportResult,
+    },
     /// Time passed.
     Tick,
 }
@@ -104,6 +123,20 @@ pub enum Effect {
         job: JobId,
         /// The request.
         request: Box<IoRequest>,
+    },
+    /// Hand to the task that runs the job's commands.
+    Hook {
+        /// Job.
+        job: JobId,
+        /// The request.
+        request: HookRequest,
+    },
+    /// Write a Hugging Face directory into a checkpoint.
+    Export {
+        /// Job.
+        job: JobId,
+        /// The checkpoint.
+        checkpoint: CheckpointName,
     },
     /// Open, seal or end a rendezvous store.
     Rendezvous {
@@ -175,6 +208,30 @@ pub struct Job {
     pub rows: Rows,
     /// Why it waits, for people; empty when it does not.
     pub waiting: String,
+    /// What is wrong with its saves, for people; empty since the last commit.
+    pub save_trouble: String,
+    /// The last commit and what it cost.
+    pub last_save: Option<v1::SaveSummary>,
+    /// Exports and commands under way.
+    pub followers: Followers,
+}
+
+impl Job {
+    fn new(record: JobRecord, spec: JobSpec, live: Option<Live>, now: Duration) -> Self {
+        Self {
+            record,
+            spec,
+            live,
+            form_after: now,
+            preparing: false,
+            pointers: Default::default(),
+            rows: Rows::default(),
+            waiting: String::new(),
+            save_trouble: String::new(),
+            last_save: None,
+            followers: Followers::default(),
+        }
+    }
 }
 
 /// Rows that a summary shows.
@@ -247,18 +304,7 @@ impl Core {
             }
             info!(job = %id, generation = %live.generation, ranks = record.ranks.len(), "adopted from the journal");
         }
-        let rows = Rows::default();
-        let job = Job {
-            record,
-            spec,
-            live,
-            form_after: at.now,
-            preparing: false,
-            pointers: Default::default(),
-            rows,
-            waiting: String::new(),
-        };
-        self.jobs.insert(id.clone(), job);
+        self.jobs.insert(id.clone(), Job::new(record, spec, live, at.now));
         if over {
             return out;
         }
@@ -284,15 +330,18 @@ impl Core {
             Event::Message { session, message } => self.message(session, *message, at, &mut out),
             Event::Gone { session } => self.gone(session, at),
             Event::Io { job, result } => self.io_done(&job, *result, at, &mut out),
+            Event::Hook { job, result } => self.hook_done(&job, result, at, &mut out),
+            Event::Exported { job, result } => self.exported(&job, result, at, &mut out),
             Event::Tick => self.tick(at, &mut out),
         }
         self.pump(at, &mut out);
         out
     }
 
-    /// Jobs that are not over, with their run directories as their specs spell them.
+    /// Jobs that hold their run directories, as their specs spell them: those that are not over, or whose commands are not.
     pub fn live_jobs(&self) -> Vec<(JobId, PathBuf)> {
-        let live = self.jobs.values().filter(|job| !job.record.phase.is_terminal());
+        let holds = |job: &&Job| !job.record.phase.is_terminal() || !job.followers.commands.is_empty();
+        let live = self.jobs.values().filter(holds);
         live.map(|job| (job.record.id.clone(), job.spec.run_dir.clone())).collect()
     }
 
@@ -303,17 +352,7 @@ impl Core {
 
     fn admitted(&mut self, record: JobRecord, spec: JobSpec, at: Moment, out: &mut Vec<Effect>) {
         let id = record.id.clone();
-        let job = Job {
-            record,
-            spec,
-            live: None,
-            form_after: at.now,
-            preparing: false,
-            pointers: Default::default(),
-            rows: Rows::default(),
-            waiting: String::new(),
-        };
-        self.jobs.insert(id.clone(), job);
+        self.jobs.insert(id.clone(), Job::new(record, spec, None, at.now));
         self.journal(&id, out);
         self.event_row(&id, Entry::new("job_submitted"), at, out);
         self.publish(&id, out);
@@ -337,6 +376,7 @@ impl Core {
                 if save && stepping {
                     self.ask_trainers_to_stop(id, out);
                 } else {
+                    self.give_up_retries(id, at, out);
                     self.stop_ranks(id, "cancelled", out);
                 }
             }
@@ -373,8 +413,11 @@ impl Core {
         // never missed.
         self.event_row(id, entry, at, out);
         self.journal(id, out);
+        let has_commands = self.end_hooks(id, out);
         self.publish(id, out);
-        out.push(Effect::Release(id.clone()));
+        if !has_commands {
+            out.push(Effect::Release(id.clone()));
+        }
     }
 
     fn tick(&mut self, at: Moment, out: &mut Vec<Effect>) {
@@ -412,6 +455,7 @@ impl Core {
         warn!(job = %id, term, "job forgotten: a higher term holds its run directory");
         self.jobs.remove(id);
         self.leave_alone(id.clone());
+        out.push(Effect::Hook { job: id.clone(), request: HookRequest::Forget });
         out.push(Effect::Release(id.clone()));
     }
 

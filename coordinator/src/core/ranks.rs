@@ -7,11 +7,11 @@ use tracing::{info, warn};
 use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_proto::v1::rank_report::Report;
 use trainctl_proto::{convert, v1};
-use trainctl_spec::report::{FinishCause, Phase, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId, Step};
 
-use super::saves::Save;
+use super::saves::{Save, SaveKey};
 use super::{Core, Effect, Moment, StoreChange};
 use crate::decide::restart::{self, Restart, decide_restart};
 use crate::decide::verdict::{Ending, How, decide_verdict};
@@ -26,8 +26,10 @@ pub struct Live {
     pub generation: Generation,
     /// Its ranks, in order.
     pub ranks: Vec<RankLive>,
-    /// Saves whose commit is not done, by zero-based step.
-    pub(super) saves: BTreeMap<u64, Save>,
+    /// Saves whose commit is not done.
+    pub(super) saves: BTreeMap<SaveKey, Save>,
+    /// The highest zero-based step that this generation has committed, by kind.
+    pub(super) committed: BTreeMap<SaveKind, u64>,
     /// Rank 0 has reported its first step.
     stepped: bool,
     /// Endings that their workers keep until what follows from them is journaled.
@@ -79,8 +81,8 @@ impl Live {
     }
 
     fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
-        let (saves, tokens) = (BTreeMap::new(), Vec::new());
-        Self { generation, ranks, saves, stepped, tokens, stop_sent: false, decided }
+        let (saves, committed, tokens) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent: false, decided }
     }
 
     /// Records of this generation that were not acknowledged: nothing will follow from them any more.
@@ -197,19 +199,19 @@ impl Core {
                 return self.keep_until_decided(&id, token);
             }
             Report::SaveFailed(failed) => {
-                let waiting = format!("rank {number} could not save step {}: {}", failed.step, failed.error);
-                warn!(job = %id, "{waiting}");
-                if let Some(job) = self.jobs.get_mut(&id) {
-                    job.waiting = waiting;
-                }
+                warn!(job = %id, rank = number, step = failed.step, error = %failed.error, "save failed");
                 let entry = Entry::new("save_failed").rank(number).step(failed.step);
-                self.event_row(&id, entry.with("error", failed.error.into()), at, out);
-                self.publish(&id, out);
+                self.event_row(&id, entry.with("error", failed.error.clone().into()), at, out);
+                self.save_failed(&id, failed.step, &format!("rank {number}: {}", failed.error), at, out);
             }
             Report::SaveSkipped(skipped) => {
                 info!(job = %id, rank = number, step = skipped.step, reason = %skipped.reason, "save left out");
                 let entry = Entry::new("save_skipped").rank(number).step(skipped.step);
-                self.event_row(&id, entry.with("reason", skipped.reason.into()), at, out);
+                self.event_row(&id, entry.with("reason", skipped.reason.clone().into()), at, out);
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.save_trouble = format!("the save of step {} was left out: {}", skipped.step, skipped.reason);
+                }
+                self.publish(&id, out);
             }
             Report::Exited(exit) => {
                 self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out);
@@ -428,11 +430,26 @@ impl Core {
         if !live.all(|rank| rank.ended.is_some()) || live.saves.values().any(Save::may_commit) {
             return;
         }
+        let finished = live.ranks.first().and_then(|rank| rank.finished).filter(|_| live.all(|r| r.finished.is_some()));
+        let leaves_now = matches!(
+            &job.record.phase,
+            JobPhase::Stopping { why: StopReason::Cancel { save: false } | StopReason::Fail { .. }, .. }
+        );
+        let waits = match finished {
+            Some(_) if leaves_now => false,
+            Some((FinishCause::Complete, _)) => self.waits_for_export(id, out),
+            Some((FinishCause::UntilStep | FinishCause::Stopped, _)) => job.followers.is_exporting(),
+            None => false,
+        };
+        if waits {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let Some(live) = job.live.as_mut() else { return };
         // What is left can never be complete: no rank will report any more.
         let saves = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens);
         let left: Vec<AckToken> = saves.chain(std::mem::take(&mut live.tokens)).collect();
         let endings = endings(live);
-        let finished = live.ranks.first().and_then(|rank| rank.finished).filter(|_| live.all(|r| r.finished.is_some()));
         if let Some((cause, _)) = finished {
             let why = match cause {
                 FinishCause::Complete => StopReason::Complete,

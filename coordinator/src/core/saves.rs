@@ -4,17 +4,24 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tracing::{info, warn};
+use trainctl_proto::v1;
 use trainctl_spec::JobId;
-use trainctl_spec::report::ShardReport;
+use trainctl_spec::report::{SaveKind, ShardReport};
+use trainctl_spec::state::{JobEvent, StopReason};
 
 use super::{Core, Effect, Moment};
 use crate::decide::commit::{Commit, decide_commit};
 use crate::decide::restart::refill;
+use crate::decide::saves::{OnFailure, after_commit, decide_failed_save};
 use crate::events::Entry;
 use crate::run_io::{AckToken, CommitRequest, Committed, IoRequest};
 
 /// A file that is missing may only be late on a shared file system; after so many looks it is gone.
 const MAX_REFUSALS: u32 = 5;
+
+/// Names a save of one generation. Weights that are saved apart are saves of their own: their reports never add up with those
+/// of a checkpoint of the same step.
+pub(super) type SaveKey = (SaveKind, u64);
 
 /// One step's save, until its manifest exists.
 #[derive(Debug, Default)]
@@ -43,6 +50,16 @@ impl Save {
     pub(super) fn may_commit(&self) -> bool {
         self.state != State::Collecting
     }
+
+    fn is_tried_again(&self) -> bool {
+        matches!(self.state, State::RetryAt(_))
+    }
+
+    /// What it cost, over all ranks: the longest stall and the longest write.
+    fn times(&self) -> (f64, f64) {
+        let longest = |time: fn(&ShardReport) -> f64| self.reports.values().map(time).fold(0.0, f64::max);
+        (longest(|report| report.stall_seconds), longest(|report| report.write_seconds))
+    }
 }
 
 impl Core {
@@ -59,38 +76,88 @@ impl Core {
     ) -> Option<AckToken> {
         let Some(job) = self.jobs.get_mut(id) else { return token };
         let Some(live) = job.live.as_mut().filter(|live| !live.decided) else { return token };
-        let (step, world_size) = (report.step, live.ranks.len() as u32);
-        let save = live.saves.entry(step).or_default();
+        let (key, world_size) = ((report.kind, report.step), live.ranks.len() as u32);
+        // A later one of the generation is committed: this one is superseded, and its files are swept.
+        if live.committed.get(&report.kind).is_some_and(|newest| report.step < *newest) {
+            return token;
+        }
+        let save = live.saves.entry(key).or_default();
         save.tokens.extend(token);
         if save.state != State::Collecting {
             return None;
         }
         save.reports.insert(rank, report);
         match decide_commit(world_size, &save.reports) {
-            Commit::Wait { missing } => info!(job = %id, step, ?missing, "save is not complete"),
-            Commit::Now => self.commit(id, step, out),
-            Commit::Refuse(why) => self.give_up_save(id, step, &why.to_string(), at, out),
+            Commit::Wait { missing } => info!(job = %id, kind = ?key.0, step = key.1, ?missing, "save is not complete"),
+            Commit::Now => self.commit(id, key, out),
+            Commit::Refuse(why) => self.give_up_save(id, key, &why.to_string(), at, out),
         }
         None
     }
 
-    fn give_up_save(&mut self, id: &JobId, step: u64, why: &str, at: Moment, out: &mut Vec<Effect>) {
+    fn give_up_save(&mut self, id: &JobId, key: SaveKey, why: &str, at: Moment, out: &mut Vec<Effect>) {
+        let step = key.1;
         warn!(job = %id, step, why, "save can never be committed");
         let live = self.jobs.get_mut(id).and_then(|job| job.live.as_mut());
-        let tokens = live.and_then(|live| live.saves.remove(&step)).map(|save| save.tokens).unwrap_or_default();
+        let tokens = live.and_then(|live| live.saves.remove(&key)).map(|save| save.tokens).unwrap_or_default();
         self.acknowledge(tokens, out);
-        self.event_row(id, Entry::new("checkpoint_refused").step(step).with("reason", why.into()), at, out);
+        let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(key.0).into());
+        self.event_row(id, entry.with("reason", why.into()), at, out);
+        self.save_failed(id, step, why, at, out);
     }
 
-    fn commit(&mut self, id: &JobId, step: u64, out: &mut Vec<Effect>) {
+    /// A save of the current generation failed. The run goes on on its last commit, unless the spec says that it must not.
+    pub(super) fn save_failed(&mut self, id: &JobId, step: u64, why: &str, at: Moment, out: &mut Vec<Effect>) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let Some(live) = &job.live else { return };
+        let generation = live.generation;
+        let max = job.spec.checkpoint.max_failures;
+        let (decision, failed) = decide_failed_save(&job.record.failed_saves, generation, step, why, max);
+        let is_new = failed != job.record.failed_saves;
+        job.record.failed_saves = failed;
+        let trouble = |in_a_row: u32| match in_a_row {
+            1 => format!("the save of step {step} failed: {why}"),
+            n => format!("{n} saves in a row failed, the last one of step {step}: {why}"),
+        };
+        match decision {
+            OnFailure::GoOn { in_a_row } => {
+                job.save_trouble = trouble(in_a_row);
+                if is_new {
+                    self.journal(id, out);
+                }
+                self.publish(id, out);
+            }
+            OnFailure::Stop(cause) => {
+                let reason = cause.to_string();
+                self.apply(id, JobEvent::Stop { generation, why: StopReason::Fail { cause } }, at, out);
+                self.event_row(id, Entry::new("generation_stopping").with("reason", reason.clone().into()), at, out);
+                self.give_up_retries(id, at, out);
+                self.stop_ranks(id, &reason, out);
+            }
+        }
+    }
+
+    /// The job is to end: what could not be committed so far will not be.
+    pub(super) fn give_up_retries(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
+        let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
+        let given_up: Vec<(SaveKey, Save)> = live.saves.extract_if(.., |_, save| save.is_tried_again()).collect();
+        for ((kind, step), save) in given_up {
+            self.acknowledge(save.tokens, out);
+            let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(kind).into());
+            self.event_row(id, entry.with("reason", "the job stops before it could be committed".into()), at, out);
+        }
+    }
+
+    fn commit(&mut self, id: &JobId, key: SaveKey, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let Some(live) = job.live.as_mut() else { return };
         let world_size = live.ranks.len() as u32;
-        let Some(save) = live.saves.get_mut(&step) else { return };
+        let Some(save) = live.saves.get_mut(&key) else { return };
         save.state = State::Committing;
         let request = CommitRequest {
             generation: live.generation,
-            step,
+            kind: key.0,
+            step: key.1,
             world_size,
             reports: save.reports.clone(),
             started_from: job.record.start.clone(),
@@ -104,44 +171,65 @@ impl Core {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let live = job.live.as_mut().filter(|live| live.generation == committed.generation);
         let Some(live) = live else { return };
-        let step = committed.step;
+        let key @ (kind, step) = (committed.kind, committed.step);
         let info = match committed.outcome {
             Ok(info) => info,
             Err(error) => {
-                let Some(save) = live.saves.get_mut(&step) else { return };
+                let Some(save) = live.saves.get_mut(&key) else { return };
                 save.refusals += u32::from(error.refused);
                 if save.refusals >= MAX_REFUSALS {
-                    return self.give_up_save(id, step, &error.reason, at, out);
+                    return self.give_up_save(id, key, &error.reason, at, out);
                 }
                 save.state = State::RetryAt(at.now + self.policy.commit_retry);
                 let error = error.reason;
                 warn!(job = %id, step, error, "commit failed: trying again");
-                job.waiting = format!("commit of step {step} failed: {error}");
-                let entry = Entry::new("checkpoint_failed").step(step).with("error", error.into());
-                self.event_row(id, entry, at, out);
-                self.publish(id, out);
-                return;
+                let entry = Entry::new("checkpoint_failed").step(step).with("save", name_of(kind).into());
+                self.event_row(id, entry.with("error", error.clone().into()), at, out);
+                return self.save_failed(id, step, &format!("commit: {error}"), at, out);
             }
         };
-        // An earlier save is superseded by this one, and retention has swept its files.
-        let later = live.saves.split_off(&(step + 1));
-        let done = std::mem::replace(&mut live.saves, later);
-        let tokens = done.into_values().flat_map(|save| save.tokens).collect();
-        job.record.budget = refill(&job.record.budget, step);
-        job.pointers = info.pointers;
-        job.waiting.clear();
-        info!(job = %id, step, checkpoint = %info.checkpoint, "committed");
+        let (stall_seconds, write_seconds) = live.saves.get(&key).map(Save::times).unwrap_or_default();
+        // An earlier save of the kind is superseded by this one, and retention has swept its files.
+        let done: Vec<(SaveKey, Save)> = live.saves.extract_if(..=key, |(of, _), _| *of == kind).collect();
+        let tokens = done.into_iter().flat_map(|(_, save)| save.tokens).collect();
+        let newest = live.committed.entry(kind).or_default();
+        *newest = step.max(*newest);
+        job.record.failed_saves = after_commit(&job.record.failed_saves, committed.generation, step);
+        job.save_trouble.clear();
+        if kind == SaveKind::Full {
+            job.record.budget = refill(&job.record.budget, step);
+            job.pointers = info.pointers;
+        }
+        job.last_save = Some(v1::SaveSummary {
+            checkpoint: info.checkpoint.clone(),
+            kind: v1::SaveKind::from(kind).into(),
+            step,
+            bytes: info.bytes,
+            stall_seconds,
+            write_seconds,
+            commit_seconds: info.commit_seconds,
+        });
+        info!(job = %id, step, checkpoint = %info.checkpoint, kind = name_of(kind), "committed");
         self.journal(id, out);
         self.acknowledge(tokens, out);
-        let entry = Entry::new("checkpoint_committed").step(step).with("checkpoint", info.checkpoint.into());
-        self.event_row(id, entry.with("state_hash", info.state_hash.into()), at, out);
+        let entry = Entry::new("checkpoint_committed").step(step).with("checkpoint", info.checkpoint.clone().into());
+        let entry = entry.with("save", name_of(kind).into()).with("state_hash", info.state_hash.into());
+        let entry = entry.with("bytes", info.bytes.into()).with("stall_seconds", stall_seconds.into());
+        let entry = entry.with("write_seconds", write_seconds.into());
+        self.event_row(id, entry.with("commit_seconds", info.commit_seconds.into()), at, out);
+        let moved = info.moves.iter().map(|(pointer, ..)| pointer.clone()).collect();
         for (pointer, from, to) in info.moves {
             let entry = Entry::new("pointer_moved").step(step).with("pointer", pointer.into());
             self.event_row(id, entry.with("from", from.into()).with("to", to.into()), at, out);
         }
         for name in info.pruned {
-            self.event_row(id, Entry::new("checkpoint_pruned").with("checkpoint", name.into()), at, out);
+            let entry = Entry::new("checkpoint_pruned").with("save", name_of(kind).into());
+            self.event_row(id, entry.with("checkpoint", name.into()), at, out);
         }
+        for key in info.swept {
+            self.event_row(id, Entry::new("orphan_removed").with("path", key.into()), at, out);
+        }
+        self.after_commit(id, kind, &info.checkpoint, moved, out);
         self.publish(id, out);
     }
 
@@ -149,9 +237,17 @@ impl Core {
     pub(super) fn retry_commits(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(live) = self.jobs.get(id).and_then(|job| job.live.as_ref()) else { return };
         let due = |save: &Save| matches!(save.state, State::RetryAt(when) if when <= at.now);
-        let steps: Vec<u64> = live.saves.iter().filter(|(_, save)| due(save)).map(|(step, _)| *step).collect();
-        for step in steps {
-            self.commit(id, step, out);
+        let due: Vec<SaveKey> = live.saves.iter().filter(|(_, save)| due(save)).map(|(key, _)| *key).collect();
+        for key in due {
+            self.commit(id, key, out);
         }
+    }
+}
+
+/// A save's kind as `events.jsonl` has it.
+pub(super) fn name_of(kind: SaveKind) -> &'static str {
+    match kind {
+        SaveKind::Full => "full",
+        SaveKind::Weights => "weights",
     }
 }

@@ -46,7 +46,10 @@ impl Core {
             name: job.spec.name.clone(),
             run_dir: job.spec.run_dir.display().to_string(),
             phase: phase(&record.phase) as i32,
-            reason: if reason.is_empty() { job.waiting.clone() } else { reason },
+            reason: [reason, job.waiting.clone(), job.save_trouble.clone()]
+                .into_iter()
+                .find(|reason| !reason.is_empty())
+                .unwrap_or_default(),
             generation: record.generation.0,
             term: record.term.0,
             steps_done,
@@ -64,6 +67,8 @@ impl Core {
             first_row: job.rows.first.as_ref().map(Into::into),
             last_validation: job.rows.validation.as_ref().map(Into::into),
             ranks: ranks.collect(),
+            last_save: job.last_save.clone(),
+            commands: job.followers.commands.clone(),
         })
     }
 }

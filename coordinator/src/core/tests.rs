@@ -6,10 +6,13 @@ use std::time::Duration;
 use trainctl_proto::v1;
 use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_proto::v1::rank_report::Report;
+use trainctl_spec::report::SaveKind;
 use trainctl_spec::state::{Cause, JobPhase, StopReason};
 use trainctl_spec::{Generation, JobId, JobSpec, Term};
+use trainctl_store::layout::CheckpointName;
 
 use super::{Core, Effect, Event, Moment, Policy, SessionId, StoreChange};
+use crate::hooks::HookRequest;
 use crate::record::{JobRecord, StartPoint};
 use crate::run_io::{CommitError, CommitInfo, Committed, IoRequest, IoResult, Prepared};
 
@@ -21,6 +24,7 @@ model: {config: {model_type: gpt2, architectures: [GPT2LMHeadModel], n_layer: 1,
 dataset: {paths: /data/text, seq_length: 8, split: '99,1,0'}
 step_scheduler: {global_batch_size: 4, local_batch_size: 2, max_steps: 40, ckpt_every_steps: 10}
 fault_tolerance: {max_restarts: 2}
+checkpoint: {save_consolidated: false}
 ";
 
 /// A core with what a test sees of the world around it.
@@ -31,6 +35,11 @@ struct World {
     journal: Vec<JobRecord>,
     io: Vec<IoRequest>,
     stores: Vec<StoreChange>,
+    hooks: Vec<HookRequest>,
+    exports: Vec<CheckpointName>,
+    released: bool,
+    /// The job's spec.
+    spec: String,
     generation: u64,
     seq: BTreeMap<SessionId, u64>,
 }
@@ -46,13 +55,19 @@ fn record() -> JobRecord {
 impl World {
     fn new() -> Self {
         let core = Core::new(Policy::default(), Duration::ZERO, 7);
-        let (sent, journal, io, stores) = Default::default();
-        Self { core, now: Duration::from_secs(100), sent, journal, io, stores, generation: 1, seq: BTreeMap::new() }
+        let (sent, journal, io, stores, hooks, exports) = Default::default();
+        let (now, released, seq) = (Duration::from_secs(100), false, BTreeMap::new());
+        let spec = SPEC.to_owned();
+        Self { core, now, sent, journal, io, stores, hooks, exports, released, spec, generation: 1, seq }
     }
 
     /// A world in which generation 2 of the job was started on two workers.
     fn forming() -> Self {
-        let mut world = Self::new();
+        Self::new().form()
+    }
+
+    fn form(self) -> Self {
+        let mut world = self;
         world.submit();
         world.join(1, "w0", None);
         world.join(2, "w1", None);
@@ -62,7 +77,19 @@ impl World {
 
     /// A world in which the job runs on two workers, at generation 2.
     fn running() -> Self {
-        let mut world = Self::forming();
+        Self::forming().run()
+    }
+
+    /// The same with another section of the spec.
+    fn running_with(section: &str, keys: &str) -> Self {
+        let mut world = Self::new();
+        let others = SPEC.lines().filter(|line| !line.starts_with(&format!("{section}:")));
+        world.spec = others.chain([format!("{section}: {keys}").as_str()]).collect::<Vec<_>>().join("\n");
+        world.form().run()
+    }
+
+    fn run(self) -> Self {
+        let mut world = self;
         for (session, rank) in [(1, 0), (2, 1)] {
             world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 10 + rank, start_time: 1 }));
             world.report(session, rank, Report::Formed(v1::Formed {}));
@@ -83,13 +110,16 @@ impl World {
                 Effect::Send { session, message } => self.sent.push((session, *message)),
                 Effect::Io { request, .. } => self.io.push(*request),
                 Effect::Rendezvous { change, .. } => self.stores.push(change),
-                Effect::Close { .. } | Effect::Publish(_) | Effect::Release(_) => {}
+                Effect::Hook { request, .. } => self.hooks.push(request),
+                Effect::Export { checkpoint, .. } => self.exports.push(checkpoint),
+                Effect::Release(_) => self.released = true,
+                Effect::Close { .. } | Effect::Publish(_) => {}
             }
         }
     }
 
     fn submit(&mut self) {
-        let spec = JobSpec::from_yaml(SPEC).unwrap();
+        let spec = JobSpec::from_yaml(&self.spec).unwrap();
         self.handle(Event::Admitted { record: Box::new(record()), spec: Box::new(spec) });
     }
 
@@ -147,24 +177,63 @@ impl World {
     }
 
     fn shards(&mut self, session: SessionId, rank: u32, step: u64) {
+        self.save(session, rank, step, SaveKind::Full);
+    }
+
+    fn save(&mut self, session: SessionId, rank: u32, step: u64, kind: SaveKind) {
         let checkpoint = format!("epoch_0_step_{step}");
         let file =
             v1::ShardFile { path: format!("model/shard-{rank}"), size: 1, blake3: vec![0; 32], ..Default::default() };
-        let shards = v1::ShardsDurable { step, checkpoint, files: vec![file], ..v1::ShardsDurable::default() };
+        let (stall_seconds, write_seconds) = (0.25 + f64::from(rank), 2.0 - f64::from(rank));
+        let kind = v1::SaveKind::from(kind).into();
+        let files = vec![file];
+        let shards = v1::ShardsDurable {
+            step,
+            checkpoint,
+            files,
+            kind,
+            stall_seconds,
+            write_seconds,
+            ..v1::ShardsDurable::default()
+        };
         self.report(session, rank, Report::Shards(shards));
     }
 
     fn committed(&mut self, step: u64, outcome: Result<(), &str>) {
+        self.committed_as(SaveKind::Full, step, outcome);
+    }
+
+    fn committed_as(&mut self, kind: SaveKind, step: u64, outcome: Result<(), &str>) {
         let info = |()| CommitInfo {
             checkpoint: format!("epoch_0_step_{step}"),
             state_hash: "h".to_owned(),
-            moves: Vec::new(),
+            moves: vec![("LATEST".to_owned(), String::new(), format!("epoch_0_step_{step}"))],
             pruned: Vec::new(),
+            swept: Vec::new(),
             pointers: (format!("epoch_0_step_{step}"), String::new()),
+            bytes: 1000,
+            commit_seconds: 0.5,
         };
         let outcome = outcome.map(info).map_err(|reason| CommitError { reason: reason.to_owned(), refused: false });
-        let committed = Committed { generation: Generation(self.generation), step, outcome };
+        let committed = Committed { generation: Generation(self.generation), kind, step, outcome };
         self.handle(Event::Io { job: job(), result: Box::new(IoResult::Committed(Box::new(committed))) });
+    }
+
+    /// Both trainers have reached the end by themselves.
+    fn finish(&mut self, cause: v1::FinishCause, steps_done: u64) {
+        for (session, rank) in [(1, 0), (2, 1)] {
+            self.report(session, rank, Report::Finished(v1::Finished { steps_done, cause: cause.into() }));
+            self.report(session, rank, Report::Exited(v1::TrainerExit { code: Some(0), ..Default::default() }));
+        }
+    }
+
+    /// The events of a kind, as `events.jsonl` has them.
+    fn events(&self, kind: &str) -> Vec<serde_json::Value> {
+        let events = self.io.iter().filter_map(|request| match request {
+            IoRequest::Event(entry) if entry.kind() == kind => Some(entry.to_json()),
+            _ => None,
+        });
+        events.collect()
     }
 
     fn later(&mut self, by: Duration) {
@@ -582,3 +651,5 @@ fn j4_surplus_workers_wait_and_a_spare_takes_a_lost_rank() {
     let workers: Vec<_> = world.core.jobs[&job()].record.ranks.iter().map(|place| place.worker.clone()).collect();
     assert_eq!(workers, ["w0", "spare-10"], "the first of the spares takes the lost rank's number");
 }
+
+mod saves;

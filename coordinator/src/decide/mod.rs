@@ -5,7 +5,9 @@
 
 pub mod admission;
 pub mod commit;
+pub mod hooks;
 pub mod liveness;
 pub mod placement;
 pub mod restart;
+pub mod saves;
 pub mod verdict;

@@ -1,11 +1,15 @@
 //! A complete save becomes a checkpoint.
 
+use tokio::time::Instant;
 use tracing::warn;
+use trainctl_spec::job::SaveConsolidated;
+use trainctl_spec::report::SaveKind;
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::manifest::{Manifest, Metrics, Parent};
 use trainctl_store::{CheckpointStore, state_hash};
 
 use super::{CommitInfo, CommitRequest, Error, RunTask};
+use crate::{exports, hooks};
 
 impl RunTask {
     /// C2, C3: manifest, pointers, retention, in this order.
@@ -45,16 +49,23 @@ impl RunTask {
             created_at: String::new(),
             files: request.reports.values().flat_map(|report| report.files.iter().cloned()).collect(),
         };
+        let bytes = draft.files.iter().map(|file| file.size).sum();
+        let started = Instant::now();
         let outcome = store.commit(&*self.tenure, draft, &self.spec_yaml).await?;
         let state_hash = outcome.committed().manifest.state_hash.clone();
-        let moves = store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
-        let pruned = match store.prune(&*self.tenure, self.keep(), self.best_metric_key()).await {
-            Ok(report) => report.removed.iter().map(ToString::to_string).collect(),
+        self.pin_for_followers(store, request.kind, name).await;
+        // One look for pointers and for retention, which takes its second one itself (C2).
+        let listing = store.list().await?;
+        let retention = self.retention(request.kind);
+        let moves = store.point(&*self.tenure, &listing, self.best_metric_key()).await?;
+        let commit_seconds = started.elapsed().as_secs_f64();
+        let (pruned, swept) = match store.prune_seen(&*self.tenure, &retention, &listing).await {
+            Ok(report) => (report.removed.iter().map(ToString::to_string).collect(), report.orphans()),
             Err(error @ trainctl_store::Error::Superseded { .. }) => return Err(error.into()),
             // The commit stands; what could not be removed is removed after the next one.
             Err(error) => {
                 warn!(job = %self.job, %error, "retention");
-                Vec::new()
+                Default::default()
             }
         };
         let target = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
@@ -62,7 +73,22 @@ impl RunTask {
             .into_iter()
             .map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), target(moved.to)))
             .collect();
-        let pointers = self.pointers(store).await;
-        Ok(CommitInfo { checkpoint: name.to_string(), state_hash, moves, pruned, pointers })
+        let targets = store.targets(&listing, self.best_metric_key());
+        let pointers = (target(targets.latest), target(targets.lowest_val));
+        let checkpoint = name.to_string();
+        Ok(CommitInfo { checkpoint, state_hash, moves, pruned, swept, pointers, bytes, commit_seconds })
+    }
+
+    /// Before retention can look at it. A pin that can not be written costs a command or an export its checkpoint at worst,
+    /// and must not cost the run a commit.
+    async fn pin_for_followers(&self, store: &CheckpointStore, kind: SaveKind, name: CheckpointName) {
+        let is_exported = kind == SaveKind::Full && self.spec.checkpoint.save_consolidated == SaveConsolidated::Every;
+        let export = is_exported.then_some(exports::PIN);
+        let hook = self.spec.on_commit.is_some().then(|| hooks::pin_of(kind));
+        for who in export.into_iter().chain(hook) {
+            if let Err(error) = store.pin(name, who).await {
+                warn!(job = %self.job, checkpoint = %name, who, %error, "not pinned");
+            }
+        }
     }
 }

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
-use trainctl_spec::report::{ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::state::Cause;
 use trainctl_spec::{Generation, JobId, JobSpec};
-use trainctl_store::checkpoints::ResolveError;
+use trainctl_store::checkpoints::{ResolveError, Retention};
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced};
 
@@ -78,6 +78,8 @@ pub enum IoRequest {
 pub struct CommitRequest {
     /// Generation that wrote it.
     pub generation: Generation,
+    /// What it holds.
+    pub kind: SaveKind,
     /// Zero-based step.
     pub step: u64,
     /// Number of ranks.
@@ -146,6 +148,8 @@ pub struct Prepared {
 pub struct Committed {
     /// Generation that wrote the save.
     pub generation: Generation,
+    /// What it holds.
+    pub kind: SaveKind,
     /// Zero-based step.
     pub step: u64,
     /// What was made, or why not.
@@ -172,6 +176,12 @@ pub struct CommitInfo {
     pub moves: Vec<(String, String, String)>,
     /// Checkpoints that retention removed.
     pub pruned: Vec<String>,
+    /// What dead generations left behind and was removed, relative to the checkpoint directory.
+    pub swept: Vec<String>,
+    /// Bytes of all files that the manifest lists.
+    pub bytes: u64,
+    /// How long manifest and pointers took, seconds.
+    pub commit_seconds: f64,
     /// What LATEST and LOWEST_VAL name now.
     pub pointers: (String, String),
 }
@@ -199,10 +209,11 @@ impl RunTask {
             Ok(store) => store,
             Err(error) => return self.without_store(error.into(), requests).await,
         };
+        let weights = store.weights();
         let fence: Arc<dyn Fence> = self.tenure.clone();
         let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys(), &fence);
         self.answer(IoResult::Known(Box::new(known(&self.spec).await))).await?;
-        self.take_over(&store).await?;
+        self.take_over(&store, &weights).await?;
         // C2: once more when a predecessor that was frozen at our takeover must have done what it was about to do.
         let second_look = tokio::time::sleep(TAKEOVER_LEASE);
         tokio::pin!(second_look);
@@ -217,7 +228,7 @@ impl RunTask {
                 },
                 () = &mut second_look, if !looked => {
                     looked = true;
-                    self.take_over(&store).await?;
+                    self.take_over(&store, &weights).await?;
                     continue;
                 }
                 () = tokio::time::sleep(SYNC_AFTER), if !unsynced.is_empty() => {
@@ -237,10 +248,12 @@ impl RunTask {
                 }
                 IoRequest::Commit(request) => {
                     self.sync(&mut rows, &mut unsynced).await?;
-                    let outcome = self.commit(&store, &request).await;
-                    let (generation, step) = (request.generation, request.step);
+                    let kept = if request.kind == SaveKind::Full { &store } else { &weights };
+                    let outcome = self.commit(kept, &request).await;
+                    let (generation, kind, step) = (request.generation, request.kind, request.step);
                     if let Some(outcome) = self.unless_superseded(outcome).await? {
-                        let committed = Committed { generation, step, outcome: outcome.map_err(CommitError::from) };
+                        let committed =
+                            Committed { generation, kind, step, outcome: outcome.map_err(CommitError::from) };
                         self.answer(IoResult::Committed(Box::new(committed))).await?;
                     }
                 }
@@ -276,8 +289,8 @@ impl RunTask {
                 IoRequest::Prepare(request) => self.answer(IoResult::Prepared(Err(error.cause(&request.from)))).await?,
                 IoRequest::Commit(request) => {
                     let outcome = Err(CommitError { reason: error.to_string(), refused: false });
-                    let (generation, step) = (request.generation, request.step);
-                    self.answer(IoResult::Committed(Box::new(Committed { generation, step, outcome }))).await?;
+                    let (generation, kind, step) = (request.generation, request.kind, request.step);
+                    self.answer(IoResult::Committed(Box::new(Committed { generation, kind, step, outcome }))).await?;
                 }
                 IoRequest::Release => return Ok(()),
                 IoRequest::Event(_) | IoRequest::TrainRow { .. } | IoRequest::ValidationRow { .. } => {}
@@ -287,13 +300,17 @@ impl RunTask {
     }
 
     /// Undoes late renames, recomputes pointers and drops what retention would have (C2, C6).
-    async fn take_over(&self, store: &CheckpointStore) -> Result<(), crate::owner::Gone> {
+    async fn take_over(&self, store: &CheckpointStore, weights: &CheckpointStore) -> Result<(), crate::owner::Gone> {
         let mended = async {
+            if self.has_weights(weights).await? {
+                weights.take_over(&*self.tenure, self.best_metric_key()).await?;
+                weights.prune(&*self.tenure, &self.retention(SaveKind::Weights)).await?;
+            }
             let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
             if !taken.restored.is_empty() || !taken.moves.is_empty() {
                 warn!(job = %self.job, ?taken, "mended what an earlier holder left");
             }
-            store.prune(&*self.tenure, self.keep(), self.best_metric_key()).await?;
+            store.prune(&*self.tenure, &self.retention(SaveKind::Full)).await?;
             Ok(())
         };
         if let Some(Err(error)) = self.unless_superseded(mended.await).await? {
@@ -333,8 +350,24 @@ impl RunTask {
         Ok(Some(outcome))
     }
 
-    fn keep(&self) -> Option<usize> {
-        self.spec.checkpoint.max_recent_checkpoints.map(|keep| keep as usize)
+    /// What stays of one kind of saves.
+    fn retention(&self, kind: SaveKind) -> Retention<'_> {
+        let keep = &self.spec.checkpoint;
+        match kind {
+            SaveKind::Full => Retention {
+                keep: keep.max_recent_checkpoints.map(|recent| recent as usize),
+                keep_every_steps: keep.keep_every_steps,
+                best_metric_key: self.best_metric_key(),
+            },
+            SaveKind::Weights => {
+                Retention { keep: keep.max_recent_weights.map(|recent| recent as usize), ..Retention::default() }
+            }
+        }
+    }
+
+    /// Nothing is looked for, and nothing made, where weights were never saved apart.
+    async fn has_weights(&self, weights: &CheckpointStore) -> Result<bool, Error> {
+        Ok(self.spec.checkpoint.weights_every_steps.is_some() || !weights.io().list("").await?.is_empty())
     }
 
     fn best_metric_key(&self) -> &str {

@@ -71,6 +71,11 @@ impl RunTask {
         };
         let retired = store.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?;
         store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
+        let weights = store.weights();
+        let mut retired = retired;
+        if self.has_weights(&weights).await? {
+            retired.extend(weights.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?);
+        }
         rows.cut_after(step, generation)?;
         for gone in retired {
             info!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: later than the start");

@@ -162,6 +162,11 @@ pub fn kill_group(leader: u32) -> bool {
     pid_of(leader).is_some_and(|pid| nix::sys::signal::killpg(pid, Signal::SIGKILL).is_ok())
 }
 
+/// Asks the process group that `leader` leads to leave. False: there is none.
+pub fn terminate_group(leader: u32) -> bool {
+    pid_of(leader).is_some_and(|pid| nix::sys::signal::killpg(pid, Signal::SIGTERM).is_ok())
+}
+
 /// Kills exactly this process: not one that took its pid over. False: it is gone.
 pub fn kill_process(pid: u32, started_at: u64) -> bool {
     is_running(pid, started_at) && send(pid, Signal::SIGKILL)

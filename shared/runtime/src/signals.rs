@@ -47,6 +47,11 @@ impl Signals {
         self.at_least(1).await;
     }
 
+    /// Returns once one more has come than at the call. Cancel-safe.
+    pub async fn another(&mut self) {
+        self.at_least(self.count().saturating_add(1)).await;
+    }
+
     /// Returns once two signals have come. Cancel-safe.
     pub async fn second(&mut self) {
         self.at_least(2).await;

@@ -1,0 +1,216 @@
+//! Saves, and what follows them.
+
+use trainctl_spec::report::SaveKind;
+
+use super::*;
+use crate::exports::ExportResult;
+use crate::hooks::{Hook, HookResult, Outcome, Which};
+
+fn weights_of(world: &World) -> Vec<(SaveKind, u64)> {
+    let commits = world.io.iter().filter_map(|request| match request {
+        IoRequest::Commit(commit) => Some((commit.kind, commit.step)),
+        _ => None,
+    });
+    commits.collect()
+}
+
+fn status(world: &World) -> v1::Job {
+    world.core.status(&job()).unwrap()
+}
+
+fn fail_save(world: &mut World, rank: u32, step: u64) {
+    let failed = v1::SaveFailed { step, error: "write model/shard: No space left on device".to_owned() };
+    world.report(SessionId::from(rank) + 1, rank, Report::SaveFailed(failed));
+}
+
+#[test]
+fn weights_of_a_step_are_another_save_than_its_checkpoint() {
+    let mut world = World::running();
+    world.save(1, 0, 9, SaveKind::Full);
+    world.save(2, 1, 9, SaveKind::Weights);
+    assert_eq!(world.commits(), 0, "reports of two kinds never add up");
+    world.save(1, 0, 9, SaveKind::Weights);
+    assert_eq!(weights_of(&world), [(SaveKind::Weights, 9)]);
+    world.committed_as(SaveKind::Weights, 9, Ok(()));
+    assert_eq!(status(&world).latest, "", "weights move no pointer");
+    world.save(2, 1, 9, SaveKind::Full);
+    assert_eq!(weights_of(&world), [(SaveKind::Weights, 9), (SaveKind::Full, 9)]);
+    world.committed(9, Ok(()));
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+}
+
+#[test]
+fn a_commit_says_what_the_save_cost() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.committed(9, Ok(()));
+    let save = status(&world).last_save.unwrap();
+    assert_eq!((save.step, save.bytes), (9, 1000));
+    assert_eq!((save.stall_seconds, save.write_seconds, save.commit_seconds), (1.25, 2.0, 0.5), "the slowest rank's");
+    let event = &world.events("checkpoint_committed")[0];
+    assert_eq!(
+        (&event["bytes"], &event["stall_seconds"], &event["save"]),
+        (&1000.into(), &1.25.into(), &"full".into())
+    );
+}
+
+#[test]
+fn a_failed_save_is_shown_until_the_next_commit() {
+    let mut world = World::running();
+    fail_save(&mut world, 0, 9);
+    fail_save(&mut world, 1, 9);
+    assert_eq!(world.events("save_failed").len(), 2);
+    let reason = status(&world).reason;
+    assert!(reason.contains("step 9 failed: rank 1: write model/shard: No space left"), "{reason}");
+    fail_save(&mut world, 1, 19);
+    assert!(status(&world).reason.starts_with("2 saves in a row failed, the last one of step 19"));
+    world.later(Duration::from_secs(2));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "the run goes on on its last commit");
+    world.shards(1, 0, 29);
+    world.shards(2, 1, 29);
+    world.committed(29, Ok(()));
+    assert_eq!(status(&world).reason, "");
+}
+
+#[test]
+fn max_failures_stops_the_job_with_the_cause() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: false, max_failures: 2}");
+    fail_save(&mut world, 0, 9);
+    fail_save(&mut world, 1, 9);
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "one save that failed on two ranks");
+    let kept = world.journal.last().unwrap().failed_saves.clone();
+    assert_ne!(kept, Default::default(), "a successor counts on");
+    // A commit that cannot be made counts as well, and is given up with the job.
+    world.shards(1, 0, 19);
+    world.shards(2, 1, 19);
+    world.committed(19, Err("create manifest.json: No space left on device"));
+    assert!(matches!(world.phase(), JobPhase::Stopping { why: StopReason::Fail { .. }, .. }), "{:?}", world.phase());
+    assert_eq!(world.stops(), [1, 2]);
+    world.stopped(1, 0);
+    world.stopped(2, 1);
+    let JobPhase::Failed { cause } = world.phase() else { panic!("{:?}", world.phase()) };
+    let cause = cause.to_string();
+    assert!(cause.contains("2 saves in a row failed (checkpoint.max_failures = 2)"), "{cause}");
+    assert!(cause.contains("No space left"), "{cause}");
+}
+
+#[test]
+fn a_last_save_that_cannot_be_committed_ends_a_job_that_may_not_go_on() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: false, max_failures: 1}");
+    world.shards(1, 0, 39);
+    world.shards(2, 1, 39);
+    world.finish(v1::FinishCause::Complete, 40);
+    world.committed(39, Err("No space left on device"));
+    assert!(!matches!(world.phase(), JobPhase::Succeeded), "its last checkpoint does not exist");
+    assert!(world.phase().is_terminal(), "{:?}", world.phase());
+}
+
+#[test]
+fn a_cancel_now_does_not_wait_for_a_commit_that_fails() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.committed(9, Err("No space left on device"));
+    world.handle(Event::Cancel { job: job(), save: false });
+    world.stopped(1, 0);
+    world.stopped(2, 1);
+    assert_eq!(world.phase(), JobPhase::Cancelled);
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+}
+
+#[test]
+fn p5_the_newest_save_of_an_outage_is_committed_and_what_lags_behind_it_is_superseded() {
+    let mut world = World::running();
+    // The coordinator was away for two saves: rank 0's spool comes first, whole.
+    for step in [9, 19] {
+        world.shards(1, 0, step);
+    }
+    world.shards(2, 1, 9);
+    world.shards(2, 1, 19);
+    assert_eq!(weights_of(&world), [(SaveKind::Full, 9), (SaveKind::Full, 19)], "in the order of their steps");
+    world.committed(9, Err("late"));
+    world.committed(19, Ok(()));
+    // Sent twice, since an acknowledgement was lost: it must not wait for the other rank's report for ever.
+    world.shards(1, 0, 9);
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+    let commits = world.commits();
+    world.later(Duration::from_secs(5));
+    assert_eq!(world.commits(), commits);
+}
+
+#[test]
+fn a_job_succeeds_when_its_last_export_is_over_however_it_went() {
+    for outcome in [Ok(512), Err("disk full".to_owned())] {
+        let mut world = World::running_with("checkpoint", "{save_consolidated: final}");
+        world.shards(1, 0, 39);
+        world.shards(2, 1, 39);
+        world.finish(v1::FinishCause::Complete, 40);
+        world.committed(39, Ok(()));
+        assert!(!world.phase().is_terminal(), "{:?}", world.phase());
+        let checkpoint: CheckpointName = "epoch_0_step_39".parse().unwrap();
+        assert_eq!(world.exports, [checkpoint], "asked for once");
+        world.later(Duration::from_secs(1));
+        assert_eq!(world.exports.len(), 1);
+        let kind = if outcome.is_ok() { "consolidated" } else { "consolidate_failed" };
+        let result = ExportResult { checkpoint, outcome, seconds: 1.0, warnings: Vec::new() };
+        world.handle(Event::Exported { job: job(), result });
+        assert_eq!(world.phase(), JobPhase::Succeeded);
+        assert_eq!(world.events(kind).len(), 1);
+    }
+}
+
+#[test]
+fn a_job_that_stops_early_exports_nothing() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: final}");
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.committed(9, Ok(()));
+    world.finish(v1::FinishCause::UntilStep, 10);
+    assert_eq!((world.phase(), world.exports.len()), (JobPhase::Succeeded, 0));
+}
+
+fn hooks(world: &World) -> Vec<&Hook> {
+    let hooks = world.hooks.iter().filter_map(|request| match request {
+        HookRequest::Run(hook) => Some(&**hook),
+        HookRequest::End | HookRequest::Forget => None,
+    });
+    hooks.collect()
+}
+
+#[test]
+fn on_commit_waits_for_the_export_of_its_checkpoint_where_every_one_is_exported() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: every}\non_commit: 'true'");
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.committed(9, Ok(()));
+    assert_eq!((world.exports.len(), hooks(&world).len()), (1, 0));
+    let result = ExportResult { checkpoint: world.exports[0], outcome: Ok(1), seconds: 1.0, warnings: Vec::new() };
+    world.handle(Event::Exported { job: job(), result });
+    let hooks = hooks(&world);
+    assert_eq!((hooks.len(), hooks[0].pointers.as_slice()), (1, ["LATEST".to_owned()].as_slice()));
+}
+
+#[test]
+fn a_run_directory_is_kept_until_the_jobs_commands_are_over() {
+    let mut world = World::running_with("on_end", "'true'\non_commit: 'true'");
+    world.shards(1, 0, 39);
+    world.shards(2, 1, 39);
+    world.committed(39, Ok(()));
+    world.finish(v1::FinishCause::Complete, 40);
+    assert_eq!(world.phase(), JobPhase::Succeeded);
+    assert_eq!(status(&world).commands, ["on_commit epoch_0_step_39", "on_end"]);
+    assert!(!world.released && world.core.live_jobs().len() == 1, "a resume must not write beside it");
+    let asked: Vec<Hook> = hooks(&world).into_iter().cloned().collect();
+    assert_eq!((asked[1].which, asked[1].state, asked[1].cause.as_str()), (Which::OnEnd, "succeeded", ""));
+    for (hook, code) in asked.into_iter().zip([0, 3]) {
+        let log = "logs/hooks/x.log".to_owned();
+        let result = HookResult::Ended { hook, outcome: Outcome::Code(code), seconds: 0.5, log };
+        world.handle(Event::Hook { job: job(), result });
+    }
+    let codes: Vec<_> = world.events("hook_ended").iter().map(|event| event["code"].clone()).collect();
+    assert_eq!(codes, [0, 3]);
+    world.handle(Event::Hook { job: job(), result: HookResult::Over });
+    assert!(world.released && status(&world).commands.is_empty() && world.core.live_jobs().is_empty());
+    assert_eq!(world.phase(), JobPhase::Succeeded, "a command that fails fails no job");
+}
