@@ -32,10 +32,10 @@ struct Found {
 
 impl Verify {
     pub(super) async fn run(mut self) -> Outcome {
-        if let Some(checkpoint) = self.checkpoint.take() {
-            if self.run.name.replace(checkpoint).is_some() {
-                return Err(Failure::usage("name the checkpoint once: RUN/NAME or RUN NAME"));
-            }
+        if let Some(checkpoint) = self.checkpoint.take()
+            && self.run.name.replace(checkpoint).is_some()
+        {
+            return Err(Failure::usage("name the checkpoint once: RUN/NAME or RUN NAME"));
         }
         let place = RunPlace::open(&self.run.run)?;
         let mut found = Found::default();
