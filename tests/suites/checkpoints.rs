@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
+use trainctl_s3::{Program, Server};
 use trainctl_tests::daemons::{self, Coordinator};
 use trainctl_tests::job::Job;
 use trainctl_tests::process::Ended;
@@ -206,4 +207,52 @@ fn checkpoints_that_lie_elsewhere_are_found_from_the_run_directory() {
     checkpoints(&scratch, &["prune", "run", "--keep", "1"]).expect_code(0);
     assert_eq!(listed(&scratch), ["epoch_0_step_9", "epoch_0_step_29", "weights/epoch_0_step_9"]);
     checkpoints(&scratch, &["list", "ftp://host/x"]).expect_code(64).expect_said("s3://");
+}
+
+#[test]
+fn a_bucket_is_read_by_the_same_verbs() {
+    if !programs::have_cli() {
+        return;
+    }
+    let mut scratch = Scratch::new("checkpoints-bucket");
+    let server = Server::start(Program::Test("object_store::s3_server"), &scratch.join("s3"), "checkpoints");
+    scratch.set_environment(server.environment());
+    let run = Synthetic { bf16: true, ..Synthetic::tiny(scratch.join("run")) };
+    run.commit(9, 1, Some(2.0));
+    run.commit_weights(4, 1);
+    // The server keeps objects as files: what a job would have uploaded. A pointer there is a small object.
+    copy(&scratch.join("run/epoch_0_step_9"), &server.object("run/epoch_0_step_9"));
+    copy(&scratch.join("run/weights"), &server.object("run/weights"));
+    fs::write(server.object("run/LATEST"), "epoch_0_step_9\n").unwrap();
+    let url = server.url("run");
+
+    let lines = json(&scratch, &["list", &url], 0);
+    assert_eq!((&lines[0]["pointers"][0], &lines[1]["name"]), (&"LATEST".into(), &"weights/epoch_0_step_4".into()));
+    checkpoints(&scratch, &["show", &format!("{url}/LATEST")]).expect_code(0).expect_said(&url);
+    checkpoints(&scratch, &["verify", &url]).expect_code(0);
+    checkpoints(&scratch, &["diff", &url, "run"]).expect_code(0);
+    scratch.trainctl(["export", "--from", &format!("{url}/weights"), "--to", "out"]).wait().expect_code(0);
+    assert!(scratch.join("out/model.safetensors").is_file());
+    checkpoints(&scratch, &["pin", &url, "LATEST"]).expect_code(64).expect_said("name the run directory");
+    checkpoints(&scratch, &["prune", &url, "--keep", "1"]).expect_code(64);
+
+    flip_last_byte(&server.object("run/epoch_0_step_9/model/shard-00000-of-00002.g1.safetensors"));
+    checkpoints(&scratch, &["verify", &url, "LATEST"]).expect_code(1).expect_said("model/shard-00000");
+    scratch.trainctl(["export", "--from", &url, "--to", "broken"]).wait().expect_code(1);
+    assert!(!scratch.join("broken").exists());
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (from, to) = {
+            let entry = entry.unwrap();
+            (entry.path(), to.join(entry.file_name()))
+        };
+        if from.is_dir() {
+            copy(&from, &to);
+        } else {
+            fs::copy(&from, &to).unwrap();
+        }
+    }
 }
