@@ -38,6 +38,8 @@ pub struct Live {
     stop_sent: bool,
     /// What comes after its end was decided and journaled.
     pub(super) decided: bool,
+    /// A complete save was given up: the work that it held is not done.
+    pub(super) gave_up: bool,
 }
 
 /// One rank as seen.
@@ -82,7 +84,7 @@ impl Live {
 
     fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
         let (saves, committed, tokens) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent: false, decided }
+        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent: false, decided, gave_up: false }
     }
 
     /// Records of this generation that were not acknowledged: nothing will follow from them any more.
@@ -450,7 +452,10 @@ impl Core {
         let saves = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens);
         let left: Vec<AckToken> = saves.chain(std::mem::take(&mut live.tokens)).collect();
         let endings = endings(live);
-        if let Some((cause, _)) = finished {
+        // Work that is done stays done, unless its last checkpoint will never exist.
+        let is_done =
+            !live.gave_up && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
+        if let Some((cause, _)) = finished.filter(|_| is_done) {
             let why = match cause {
                 FinishCause::Complete => StopReason::Complete,
                 FinishCause::UntilStep => StopReason::UntilStep,

@@ -141,6 +141,7 @@ impl Core {
     pub(super) fn give_up_retries(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
         let given_up: Vec<(SaveKey, Save)> = live.saves.extract_if(.., |_, save| save.is_tried_again()).collect();
+        live.gave_up |= !given_up.is_empty();
         for ((kind, step), save) in given_up {
             self.acknowledge(save.tokens, out);
             let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(kind).into());

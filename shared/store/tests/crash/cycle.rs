@@ -178,10 +178,12 @@ fn tear(rows: &Path, step: u64) -> Result<(), AnyError> {
     Ok(())
 }
 
-/// What a coordinator leaves that is killed within a commit, which its successor makes.
+/// What a coordinator leaves that is killed within a commit, which its successor makes, and a dead generation's slow writer.
 fn litter(dir: &Path, name: CheckpointName) -> Result<(), AnyError> {
     if name.step == 2 {
-        std::fs::write(dir.join(name.to_string()).join(".tmp-config.yaml-1-00000000-0"), b"na")?;
+        let dir = dir.join(name.to_string());
+        std::fs::write(dir.join(".tmp-config.yaml-1-00000000-0"), b"na")?;
+        std::fs::write(dir.join("model/shard-00007-of-00008.g0.safetensors"), b"late")?;
     }
     Ok(())
 }
