@@ -27,6 +27,11 @@ quickstart: build ## Make data and a tokenizer, train a small GPT-2 with two wor
 test: ## Check formatting and lints, build, install what the tests need (target/ and the cache only), run them all
 	@MAKEFLAGS= scripts/test.sh
 
+.PHONY: oracle
+oracle: build ## Compare with transformers: what we export loads there, what it saves loads here, same logits (4 GB of Python)
+	$(WITH_TORCH) cargo build --release --locked -p trainctl-engine --example logits
+	"$$(scripts/oracle-venv.sh)" tests/oracle/oracle.py
+
 .PHONY: bench-checkpoint
 bench-checkpoint: build ## Measure checkpoints against memcpy, dd, b3sum and PyTorch's; BENCH="--rows write,verify" chooses
 	$(WITH_TORCH) cargo build --release --locked --examples -p trainctl-store -p trainctl-engine

@@ -183,6 +183,9 @@ def out(checks: Checks, data: Data) -> None:
         directories[name] = WORK / name.replace(" ", "-")
         sh(TRAINCTL, "export", "--from", directory, "--to", directories[name], *options)
     for name, exported in directories.items():
+        if not (exported / "config.json").exists():
+            checks.that(name, False, f"no {exported}/config.json")
+            continue
         theirs = Theirs(exported)
         checks.that(f"{name}: keys", not theirs.odd_keys, str(theirs.odd_keys or "none missing, none left over"))
         # bf16 keeps 8 bits of each weight.
@@ -201,8 +204,9 @@ def back(checks: Checks, data: Data) -> None:
         theirs = Theirs(directory)
         tokens = torch.randint(0, 512, (2, 48), generator=torch.Generator().manual_seed(4))
         checks.logits(name, our_logits(directory, tokens), theirs.logits(tokens))
-        no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        config = json.loads((directory / "config.json").read_text()) | no_dropout
+        # What is trained is the language model, also from a base model's weights.
+        changes = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "architectures": ["GPT2LMHeadModel"]}
+        config = json.loads((directory / "config.json").read_text()) | changes
         trained = run(data, f"in-{name}", {"config": config, "init": str(directory)}, 1)
         checks.loss(f"{name} as model.init", rows(trained / "training.jsonl")[0]["loss"], theirs.loss(data))
 

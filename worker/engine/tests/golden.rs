@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use tch::{Kind, Tensor};
+use trainctl_engine::checkpoint;
 use trainctl_engine::executor::{Batch, Executor};
 use trainctl_engine::head::Head;
 use trainctl_engine::params::Parameters;
 use trainctl_spec::job::LossFn;
+use trainctl_spec::model::Architecture;
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/hf-gpt2").join(name)
@@ -22,19 +24,13 @@ fn expected() -> BTreeMap<String, Tensor> {
     Tensor::read_safetensors(folder("expected.safetensors")).unwrap().into_iter().collect()
 }
 
-fn load(name: &str, seq_length: i64) -> (Executor, Parameters) {
-    let config = std::fs::read(folder(name).join("config.json")).unwrap();
+/// The model that `config`'s directory describes, with the weights of the directory `name`.
+fn load(name: &str, config: &str, seq_length: i64) -> (Executor, Parameters) {
+    let config = std::fs::read(folder(config).join("config.json")).unwrap();
     let config = serde_json::from_slice(&config).unwrap();
     let (model, mut params) = support::model_of(&config, seq_length, 0, Kind::Float);
-    let tensors: BTreeMap<String, Tensor> =
-        Tensor::read_safetensors(folder(name).join("model.safetensors")).unwrap().into_iter().collect();
-    let names: Vec<String> = params.entries().iter().map(|e| e.name.clone()).collect();
-    tch::no_grad(|| {
-        for (name, master) in names.iter().zip(params.masters_mut()) {
-            master.copy_(&tensors[name]);
-        }
-    });
-    params.refresh().unwrap();
+    let architecture = Architecture::from_config(&config).unwrap();
+    checkpoint::load_pretrained(&folder(name), &architecture, &mut params).unwrap();
     (Executor::new(model, Head::new(LossFn::Chunked), false), params)
 }
 
@@ -43,7 +39,7 @@ fn assert_golden(name: &str, golden: &str) {
     let expected = expected();
     let tokens = &expected["tokens"];
     let (rows, columns) = tokens.size2().unwrap();
-    let (mut executor, params) = load(name, columns);
+    let (mut executor, params) = load(name, golden, columns);
 
     let batch = |ids: Tensor, targets: Tensor| Batch { ids, targets: targets.reshape([-1]), first_sequence: 0 };
     let hidden = executor.hidden(&params, &batch(tokens.shallow_clone(), tokens.shallow_clone())).unwrap();
@@ -63,6 +59,21 @@ fn assert_golden(name: &str, golden: &str) {
 }
 
 #[test]
-fn one_file_of_transformers_gives_its_logits() {
+fn one_file_gives_the_logits_of_transformers() {
     assert_golden("single", "single");
+}
+
+#[test]
+fn shards_give_the_logits_of_transformers() {
+    assert_golden("sharded", "single");
+}
+
+#[test]
+fn names_without_prefix_and_mask_buffers_give_the_logits_of_transformers() {
+    assert_golden("hub", "single");
+}
+
+#[test]
+fn bf16_weights_give_the_logits_of_transformers() {
+    assert_golden("bf16", "bf16");
 }

@@ -29,6 +29,12 @@ pub use write::{ShardWriter, TensorView, Written, write_file};
 /// The key of the slices in a header's metadata.
 pub(crate) const SLICES: &str = "trainctl.slices";
 
+/// The same offsets as `torch.distributed.checkpoint.HuggingFaceStorageReader` looks for them, so that PyTorch reads the
+/// shards of `model/` without us: a JSON object from name to `{"saved_offsets": […]}`.
+const DCP_SHARDING_INFO: &str = "DCP_SHARDING_INFO";
+/// Key and value that its writer adds.
+const DCP_VERSION: (&str, &str) = ("DCP_VERSION", "1.0");
+
 /// Where a piece belongs in its tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {

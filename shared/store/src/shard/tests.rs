@@ -53,6 +53,22 @@ fn the_formats_own_reader_reads_our_files() {
 }
 
 #[test]
+fn pytorchs_reader_finds_where_a_piece_belongs() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = ShardWriter::new(dir.path(), CheckpointName { epoch: 0, step: 3 });
+    let rows = bytes(6, 1);
+    let piece =
+        TensorView { slice: Some(Slice { shape: vec![5, 3], offset: vec![2, 0] }), ..view("w", &[2, 3], &rows) };
+    let record = writer.write_safetensors(&shard(0, 2), &[piece, view("b", &[6], &rows)], &[]).unwrap();
+    let file = std::fs::read(dir.path().join("epoch_0_step_3").join(&record.path)).unwrap();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&file).unwrap();
+    // As torch/distributed/checkpoint/hf_storage.py of PyTorch 2.13 reads it; `make oracle` runs that reader.
+    let offsets = &header.metadata().as_ref().unwrap()["DCP_SHARDING_INFO"];
+    let expected = serde_json::json!({"b": {"saved_offsets": [0]}, "w": {"saved_offsets": [2, 0]}});
+    assert_eq!(serde_json::from_str::<serde_json::Value>(offsets).unwrap(), expected);
+}
+
+#[test]
 fn files_of_several_blocks_are_written_in_order_and_hashed_as_one() {
     let dir = tempfile::tempdir().unwrap();
     for threads in 1..4 {

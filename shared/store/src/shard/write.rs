@@ -8,7 +8,7 @@ use serde::Serialize;
 use trainctl_spec::report::{FileHeader, ShardFile, TensorDigest};
 
 use super::stream::{Content, Streamed, stream};
-use super::{SLICES, Slice, Slices, workers};
+use super::{DCP_SHARDING_INFO, DCP_VERSION, SLICES, Slice, Slices, workers};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Disk, FileWriter, Files};
@@ -214,6 +214,10 @@ fn header(tensors: &[TensorView<'_>], metadata: &[(&str, &str)]) -> Result<(Vec<
     let mut about = serde_json::Map::new();
     about.insert("format".into(), "pt".into());
     about.insert(SLICES.into(), json(serde_json::to_value(&slices))?.to_string().into());
+    let offsets =
+        slices.iter().map(|(name, slice)| (name.clone(), serde_json::json!({ "saved_offsets": slice.offset })));
+    about.insert(DCP_SHARDING_INFO.into(), serde_json::Value::Object(offsets.collect()).to_string().into());
+    about.insert(DCP_VERSION.0.into(), DCP_VERSION.1.into());
     about.extend(metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
     let mut entries = serde_json::Map::new();
     entries.insert("__metadata__".into(), about.into());
