@@ -14,6 +14,8 @@ use crate::cycle::{self, STEPS};
 
 pub(crate) const TASK: &str = "TRAINCTL_S3_TASK";
 pub(crate) const URL: &str = "TRAINCTL_S3_URL";
+/// Set: everything is logged.
+pub(crate) const LOG_ALL: &str = "TRAINCTL_S3_LOG_ALL";
 pub(crate) const CONTROL: &str = "TRAINCTL_S3_CONTROL";
 
 /// The place of a child.
@@ -39,7 +41,8 @@ impl Place {
 
 pub(crate) fn run() {
     let Ok(task) = std::env::var(TASK) else { return };
-    tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(std::io::stderr).init();
+    let level = if std::env::var_os(LOG_ALL).is_some() { tracing::Level::TRACE } else { tracing::Level::INFO };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
     let place = Place {
         location: std::env::var(URL).unwrap().parse().unwrap(),
         control: std::env::var_os(CONTROL).unwrap().into(),
@@ -53,14 +56,23 @@ pub(crate) fn run() {
             report(runtime.block_on(cycle::coordinate(&place, &options)));
         }
         "save-large" => {
-            let options = cycle::Options { shard_bytes: 40 << 20, steps: 1, ..Default::default() };
-            report(runtime.block_on(cycle::coordinate(&place, &options)));
+            report(runtime.block_on(cycle::coordinate(&place, &cycle::Options::large())));
         }
         "save-beside" => {
             let from = argument.parse().unwrap_or(Selector::Latest);
             let options = cycle::Options { from, ..cycle::Options::beside_a_frozen_one() };
             report(runtime.block_on(cycle::coordinate(&place, &options)));
         }
+        // After a fault: what is there loads, the next holder goes on, and then all is there.
+        "recover" => runtime.block_on(async {
+            check(&place).await;
+            cycle::coordinate(&place, &cycle::Options::default()).await.unwrap();
+            complete(&place, STEPS).await;
+        }),
+        "recover-large" => runtime.block_on(async {
+            cycle::coordinate(&place, &cycle::Options::large()).await.unwrap();
+            complete(&place, 1).await;
+        }),
         "check" => runtime.block_on(check(&place)),
         "complete" => runtime.block_on(complete(&place, STEPS)),
         "complete-large" => runtime.block_on(complete(&place, 1)),

@@ -36,6 +36,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// One step of shards that are uploaded in three parts.
+    pub(crate) fn large() -> Self {
+        Self { shard_bytes: 40 << 20, steps: 1, ..Self::default() }
+    }
+
     pub(crate) fn beside_a_frozen_one() -> Self {
         Self { others_live: true, ..Self::default() }
     }

@@ -51,7 +51,6 @@ impl Scene {
             .envs(std::env::vars().filter(|(name, _)| name == "PATH" || name == "TMPDIR"))
             .envs(self.server.environment())
             .env("HOME", self.folder.path())
-            .env("RUST_LOG", "trace")
             .env(child::TASK, task)
             .env(child::URL, self.server.url(run))
             .env(child::CONTROL, self.path(run).join("control"))
