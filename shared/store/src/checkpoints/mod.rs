@@ -18,6 +18,7 @@ mod verify;
 
 use std::path::{Path, PathBuf};
 
+use futures::{StreamExt, TryStreamExt, stream};
 use trainctl_spec::job::JobSpec;
 use trainctl_spec::report::ShardFile;
 
@@ -39,6 +40,9 @@ use crate::shard::ShardReader;
 use crate::shard::hash::check_record;
 use crate::tenure::Fence;
 use crate::wall;
+
+/// Manifests that are read at once.
+const LOOKS: usize = 8;
 
 /// A checkpoint that exists.
 #[derive(Clone, Debug, PartialEq)]
@@ -198,10 +202,17 @@ impl CheckpointStore {
             .filter_map(|entry| entry.name.parse().ok())
             .collect();
         names.sort();
+        let look = |name| async move {
+            let found = self.look(name).await?;
+            let retired = found.is_none() && self.is_retired(name).await?;
+            Ok::<_, Error>((name, found, retired))
+        };
+        // Each look in a bucket is a request, and waits for its answer.
+        let mut looks = stream::iter(names).map(look).buffered(LOOKS);
         let mut listing = Listing::default();
-        for name in names {
-            match self.look(name).await? {
-                None if self.is_retired(name).await? => listing.retired.push(name),
+        while let Some((name, found, retired)) = looks.try_next().await? {
+            match found {
+                None if retired => listing.retired.push(name),
                 None => listing.uncommitted.push(name),
                 Some(Ok(committed)) => listing.committed.push(committed),
                 Some(Err(fault)) if fault.was_committed() => listing.damaged.push(Damaged { name, fault }),

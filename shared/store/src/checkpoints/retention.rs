@@ -8,7 +8,7 @@ use super::{CheckpointStore, Listing, PointerMove, Pointers, Summary, pointer_ta
 use crate::error::Result;
 use crate::export::STAGING as EXPORT_STAGING;
 use crate::fault::FailPoint;
-use crate::io::{Files, Kind, is_temporary};
+use crate::io::{Files, Kind, UPLOAD_NOTE, is_temporary};
 use crate::layout::{ABANDONED, CheckpointName, MANIFEST, ShardName, abandoned_key};
 use crate::manifest::Manifest;
 use crate::tenure::Fence;
@@ -263,7 +263,9 @@ impl CheckpointStore {
         }
         let is_stray = |path: &str, kind: Kind| {
             let file = path.rsplit('/').next().unwrap_or(path);
-            let is_old_shard = || ShardName::parse(path).is_some_and(|shard| shard.generation <= generation);
+            // A note in a bucket that a shard's upload was begun is as old as the shard.
+            let shard = path.strip_suffix(UPLOAD_NOTE).unwrap_or(path);
+            let is_old_shard = || ShardName::parse(shard).is_some_and(|shard| shard.generation <= generation);
             match kind {
                 Kind::File => !named.contains(path) && (is_temporary(file) || is_old_shard()),
                 Kind::Dir => file.starts_with(EXPORT_STAGING),

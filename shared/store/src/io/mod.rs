@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub(crate) use disk::is_temporary;
 pub use disk::{Created, Disk, Entry, FileWriter as DiskWriter, Kind};
 pub use files::{FileWriter, Files};
+pub(crate) use objects::UPLOAD_NOTE;
 pub use objects::{ObjectReader, ObjectWriter, Objects};
 pub use reader::FileReader;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use trainctl_store::checkpoints::{Depth, ResolveError, ResolveOptions, Selector};
+use trainctl_store::checkpoints::{Depth, ResolveError, ResolveOptions, Retention, Selector};
 use trainctl_store::fault::Faults;
 use trainctl_store::io::{Files, Io};
 use trainctl_store::layout::{LATEST, LOWEST_VAL};
@@ -79,7 +79,7 @@ pub(crate) fn run() {
         "look-again" => runtime.block_on(async {
             let store = place.store().unwrap();
             store.take_over(&Unfenced, "default").await.unwrap();
-            store.prune(&Unfenced, Some(1), "default").await.unwrap();
+            store.prune(&Unfenced, &Retention::newest(Some(1), "default")).await.unwrap();
         }),
         "read" => read(&place, argument),
         "verify" => runtime.block_on(verify(&place)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use trainctl_spec::report::{ShardFile, TensorDigest};
-use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
+use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Retention, Selector};
 use trainctl_store::layout::{CheckpointName, Section, ShardName};
 use trainctl_store::manifest::{FORMAT, Manifest, Metrics};
 use trainctl_store::numbers::Taker;
@@ -81,7 +81,7 @@ pub(crate) async fn coordinate(place: &Place, options: &Options) -> Result<(), A
         Err(error) => return Err(error.into()),
     };
     store.retire_after(&*tenure, start, generation, "default").await?;
-    store.prune(&*tenure, Some(1), "default").await?;
+    store.prune(&*tenure, &Retention::newest(Some(1), "default")).await?;
     for step in start.map_or(0, |step| step + 1)..options.steps {
         let name = CheckpointName { epoch: 0, step };
         let mut ranks = Vec::new();
@@ -101,7 +101,7 @@ pub(crate) async fn coordinate(place: &Place, options: &Options) -> Result<(), A
         let draft = draft(name, generation, tenure.term().0, hash, files);
         store.commit(&*tenure, draft, "seed: 1\n").await?;
         store.repair_pointers(&*tenure, "default").await?;
-        store.prune(&*tenure, Some(1), "default").await?;
+        store.prune(&*tenure, &Retention::newest(Some(1), "default")).await?;
         tenure.beat().await?;
     }
     tenure.release().await?;

@@ -27,6 +27,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
+pub(crate) use upload::NOTE_SUFFIX as UPLOAD_NOTE;
 pub use upload::{ObjectReader, ObjectWriter};
 
 use super::disk::{Created, Entry, Kind, MAX_POINTER_FILE};
@@ -281,7 +282,7 @@ impl Objects {
         self.hit(point, Stage::Done, from)
     }
 
-    /// Removes an object. `false` if there was none.
+    /// Removes an object; the note of an upload that was begun with the upload. `false` if there was none.
     ///
     /// # Errors
     /// [`Error::Object`], [`Error::Key`].
@@ -289,6 +290,9 @@ impl Objects {
         self.hit(point, Stage::Before, key)?;
         let there = self.size(key)?.is_some();
         if there {
+            if key.ends_with(UPLOAD_NOTE) {
+                self.abort_noted(key)?;
+            }
             self.delete(vec![self.key(key)?])?;
         }
         self.hit(point, Stage::Done, key)?;

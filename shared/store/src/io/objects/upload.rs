@@ -30,7 +30,7 @@ const IN_FLIGHT: usize = 4;
 const MAX_PARTS: usize = 10_000;
 
 /// The end of the keys of notes about uploads that are under way.
-pub(super) const NOTE_SUFFIX: &str = ".upload";
+pub(crate) const NOTE_SUFFIX: &str = ".upload";
 
 /// An upload that is under way.
 #[derive(Debug, Serialize, Deserialize)]
