@@ -14,6 +14,12 @@ use crate::layout::CheckpointName;
 /// The newest format that this program reads, and the one that it writes. A new one needs a reader of the old.
 pub const FORMAT: u32 = 2;
 
+/// 64 hexadecimal digits and a newline.
+const LAST_LINE_BYTES: usize = 65;
+
+/// How the JSON ends. Its inner objects are indented, so this comes nowhere else.
+const END_OF_CONTENT: &[u8] = b"\n}\n";
+
 /// Everything that a checkpoint is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -188,17 +194,19 @@ impl Manifest {
     /// # Errors
     /// [`Fault`].
     pub fn parse(bytes: &[u8]) -> Result<(Self, String), Fault> {
-        let torn = Fault::Torn { bytes: bytes.len() };
-        let Some(body) = bytes.strip_suffix(b"\n") else { return Err(torn) };
-        let Some(end) = body.iter().rposition(|byte| *byte == b'\n') else { return Err(torn) };
-        let (content, last) = bytes.split_at(end + 1);
-        let expected = std::str::from_utf8(last).unwrap_or_default().trim_end();
-        if expected.len() != 64 || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(torn);
-        }
+        let (content, last) = bytes.split_at(bytes.len().saturating_sub(LAST_LINE_BYTES));
         let found = blake3::hash(content).to_hex().to_string();
-        if found != expected {
-            return Err(Fault::Corrupt { expected: expected.to_owned(), found });
+        let expected = last.strip_suffix(b"\n").filter(|hash| hash.len() == 64 && hash.iter().all(u8::is_ascii_hexdigit));
+        let expected = expected.map(|hash| String::from_utf8_lossy(hash).into_owned());
+        if expected.as_ref() != Some(&found) {
+            // Whole but for its content, or for its last line: it was committed, and changed later. Else its end is missing.
+            return Err(match expected {
+                Some(expected) => Fault::Corrupt { expected, found },
+                None if content.ends_with(END_OF_CONTENT) => {
+                    Fault::Corrupt { expected: String::from_utf8_lossy(last).trim_end().to_owned(), found }
+                }
+                None => Fault::Torn { bytes: bytes.len() },
+            });
         }
         let content_fault = |e: serde_json::Error| Fault::Content(e.to_string());
         let FormatOnly { format } = serde_json::from_slice(content).map_err(content_fault)?;
@@ -267,10 +275,11 @@ pub(crate) mod tests {
         for end in 0..bytes.len() {
             assert_eq!(Manifest::parse(&bytes[..end]).unwrap_err(), Fault::Torn { bytes: end }, "cut at {end}");
         }
-        for at in 0..bytes.len() {
+        for (at, bit) in (0..bytes.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
             let mut flipped = bytes.clone();
-            flipped[at] ^= 1;
-            assert!(Manifest::parse(&flipped).is_err(), "flip at {at}");
+            flipped[at] ^= 1 << bit;
+            let fault = Manifest::parse(&flipped).unwrap_err();
+            assert!(fault.was_committed(), "bit {bit} of byte {at}: damage must not make it look uncommitted: {fault}");
         }
     }
 

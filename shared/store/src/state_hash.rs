@@ -170,7 +170,19 @@ pub struct Combiner {
 struct Partial {
     dtype: String,
     shape: Vec<u64>,
-    blocks: BTreeMap<u64, [u8; 32]>,
+    /// Digests by the number of their first block; no two runs overlap.
+    runs: BTreeMap<u64, Vec<[u8; 32]>>,
+}
+
+impl Partial {
+    /// The first of `count` blocks from `first` on that is there already.
+    fn overlap(&self, first: u64, count: u64) -> Option<u64> {
+        let end = |(start, run): (&u64, &Vec<[u8; 32]>)| start + run.len() as u64;
+        if self.runs.range(..=first).next_back().map(end).is_some_and(|end| first < end) {
+            return Some(first);
+        }
+        self.runs.range(first..first + count).next().map(|(start, _)| *start)
+    }
 }
 
 impl Combiner {
@@ -182,7 +194,7 @@ impl Combiner {
         let partial = self.tensors.entry(report.name.clone()).or_insert_with(|| Partial {
             dtype: report.dtype.clone(),
             shape: report.shape.clone(),
-            blocks: BTreeMap::new(),
+            runs: BTreeMap::new(),
         });
         if partial.dtype != report.dtype || partial.shape != report.shape {
             return Err(Fault::Differs {
@@ -195,11 +207,13 @@ impl Combiner {
         if end > blocks(&report.shape) {
             return Err(Fault::TooMany { name: report.name.clone(), blocks: blocks(&report.shape), end });
         }
-        for (block, digest) in (report.first_block..).zip(&report.blocks) {
-            if partial.blocks.insert(block, *digest).is_some() {
-                return Err(Fault::Overlap { name: report.name.clone(), block });
-            }
+        if report.blocks.is_empty() {
+            return Ok(());
         }
+        if let Some(block) = partial.overlap(report.first_block, report.blocks.len() as u64) {
+            return Err(Fault::Overlap { name: report.name.clone(), block });
+        }
+        partial.runs.insert(report.first_block, report.blocks.clone());
         Ok(())
     }
 
@@ -211,12 +225,16 @@ impl Combiner {
         let mut state = blake3::Hasher::new();
         for (name, partial) in &self.tensors {
             let count = blocks(&partial.shape);
-            let mut tensor = blake3::Hasher::new();
-            for block in 0..count {
-                let Some(digest) = partial.blocks.get(&block) else {
-                    return Err(Fault::Missing { name: name.clone(), block, blocks: count });
-                };
-                tensor.update(digest);
+            let (mut tensor, mut block) = (blake3::Hasher::new(), 0);
+            for (start, run) in &partial.runs {
+                if *start != block {
+                    break;
+                }
+                tensor.update(run.as_flattened());
+                block = start + run.len() as u64;
+            }
+            if block != count {
+                return Err(Fault::Missing { name: name.clone(), block, blocks: count });
             }
             for text in [name, &partial.dtype] {
                 state.update(&(text.len() as u32).to_le_bytes());

@@ -8,7 +8,7 @@ use super::BLOCK_BYTES;
 pub(crate) const HEADER: &str = "its safetensors header has other bytes than were written";
 
 /// At most so many tensors are named.
-const NAMED: usize = 4;
+const NAMED: usize = 12;
 
 /// Of a block. `tensors` names what lies between two bytes of the file.
 pub(crate) fn block<'a>(file: &ShardFile, block: u64, tensors: impl FnOnce(u64, u64) -> Vec<&'a str>) -> String {

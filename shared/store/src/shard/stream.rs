@@ -5,6 +5,7 @@
 //! last, as an object store wants them.
 
 use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use blake3::Hasher;
@@ -94,8 +95,14 @@ pub(super) fn stream(
     let blocks = (0..block_count(content.size)).collect();
     workers::for_each(threads, blocks, |_: &mut (), block: u64| {
         let mut digests = Vec::new();
-        let hasher = hash_block(content, block, &mut digests);
+        // A panic here must not leave the others waiting for this block.
+        let hashed = catch_unwind(AssertUnwindSafe(|| hash_block(content, block, &mut digests)));
         let mut turn = lock(&turn);
+        let hasher = hashed.unwrap_or_else(|panic| {
+            turn.failed = true;
+            changed.notify_all();
+            resume_unwind(panic)
+        });
         while turn.next != block && !turn.failed {
             turn = changed.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
