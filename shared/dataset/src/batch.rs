@@ -1,4 +1,4 @@
-//! Which samples a step reads and which rank reads which: pure functions of step, batch sizes and world size (D2, P3).
+//! Which samples a step reads and which rank reads which: pure functions of data phase, step, batch sizes and world size (D2, P3).
 //!
 //! D2: the sample ids of a step are a run of the sampler's ids. They are cut in order into micro-batches of `local_batch_size` (the last
 //! may be short), and ranks take contiguous runs of micro-batches whose counts differ by at most one. Hence the samples of a
@@ -6,11 +6,12 @@
 
 use std::ops::Range;
 
-/// Ids of the samples that `step` (from 0) reads: D2 with a constant global batch and nothing skipped.
+use trainctl_spec::start::DataPhase;
+
+/// Ids of the samples that `step` reads, \[N(step), N(step + 1)) of its phase: D2 with a constant global batch and nothing skipped.
 #[must_use]
-pub fn step_ids(step: u64, global_batch_size: u32) -> Range<u64> {
-    let size = u64::from(global_batch_size);
-    step.saturating_mul(size)..step.saturating_add(1).saturating_mul(size)
+pub fn step_ids(phase: &DataPhase, step: u64, global_batch_size: u32) -> Range<u64> {
+    phase.position(step, global_batch_size)..phase.position(step.saturating_add(1), global_batch_size)
 }
 
 /// The ids cut in order into micro-batches of `local_batch_size`; the last may be short (D2). A size of 0 counts as 1.
@@ -48,7 +49,7 @@ mod tests {
 
     #[test]
     fn three_ranks_share_seven_micro_batches_in_order() {
-        let cut = micro_batches(step_ids(2, 20), 3);
+        let cut = micro_batches(step_ids(&DataPhase::default(), 2, 20), 3);
         assert_eq!(cut.first(), Some(&(40..43)));
         assert_eq!(cut.last(), Some(&(58..60)));
         assert_eq!((0..3).map(|rank| assign(cut.len(), rank, 3)).collect::<Vec<_>>(), [0..3, 3..5, 5..7]);
@@ -62,11 +63,16 @@ mod tests {
         assert_eq!(assign(2, 3, 3), 0..0);
     }
 
+    fn phase() -> impl Strategy<Value = DataPhase> {
+        let phase = |(first_step, first_sample)| DataPhase { first_step, first_sample, ..DataPhase::default() };
+        (0u64..1 << 40, 0u64..1 << 40).prop_map(phase)
+    }
+
     proptest! {
         /// D2: at any world size the ranks' ids, one rank after another, are the step's ids in order.
         #[test]
-        fn d2_union_over_ranks_is_the_step(step in 0u64..1 << 40, batch in 1u32..300, local in 1u32..40, world in 1u32..70) {
-            let ids = step_ids(step, batch);
+        fn d2_union_over_ranks_is_the_step(step in 0u64..1 << 40, batch in 1u32..300, local in 1u32..40, world in 1u32..70, phase in phase()) {
+            let ids = step_ids(&phase, phase.first_step + step, batch);
             let cut = micro_batches(ids.clone(), local);
             let runs: Vec<_> = (0..world).map(|rank| assign(cut.len(), rank, world)).collect();
             let seen: Vec<u64> = runs.iter().flat_map(|run| cut[run.clone()].iter().cloned().flatten()).collect();
@@ -77,10 +83,20 @@ mod tests {
             prop_assert_eq!(most, rounds(cut.len(), world));
         }
 
-        /// D2: consecutive steps read consecutive ids.
+        /// D2: consecutive steps read consecutive ids, and a phase's first step its first sample.
         #[test]
-        fn d2_steps_follow_each_other(step in 0u64..1 << 40, batch in 1u32..1000) {
-            prop_assert_eq!(step_ids(step, batch).end, step_ids(step + 1, batch).start);
+        fn d2_steps_follow_each_other(step in 0u64..1 << 40, batch in 1u32..1000, phase in phase()) {
+            let step = phase.first_step + step;
+            prop_assert_eq!(step_ids(&phase, step, batch).end, step_ids(&phase, step + 1, batch).start);
+            prop_assert_eq!(step_ids(&phase, phase.first_step, batch).start, phase.first_sample);
+        }
+
+        /// P3: a phase that begins where another one stands reads on as if that had gone on.
+        #[test]
+        fn p3_a_phase_can_be_cut_anywhere(at in 0u64..1 << 20, more in 0u64..1 << 20, batch in 1u32..1000, phase in phase()) {
+            let at = phase.first_step + at;
+            let rest = DataPhase { first_step: at, first_sample: phase.position(at, batch), ..phase.clone() };
+            prop_assert_eq!(step_ids(&rest, at + more, batch), step_ids(&phase, at + more, batch));
         }
     }
 }

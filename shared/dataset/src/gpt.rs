@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cache::{Cache, Mark, Source};
 use crate::describe::{Json, md5_hex};
 use crate::error::{Error, Result};
-use crate::index::{Recipe, Rules};
+use crate::index::{Epochs, Recipe, Rules};
 use crate::indexed::IndexedReader;
 use crate::npy::Ints;
 use crate::split::{Split, SplitMatrix};
@@ -55,13 +55,7 @@ impl GptDataset {
         let reader = IndexedReader::open(&options.prefix)?;
         let matrix = SplitMatrix::parse(&options.split_shares)?;
         let identity = identity(options, &matrix);
-        let recipe = Recipe {
-            sequences: matrix.range(options.split, reader.num_sequences()),
-            num_samples: options.num_samples,
-            seq_length: options.seq_length,
-            seed: options.seed,
-            rules: Rules::default(),
-        };
+        let recipe = recipe(options, &matrix, &reader);
         let description = identity.dumps();
         let folder = options
             .index_mapping_dir
@@ -88,6 +82,16 @@ impl GptDataset {
             sample_tokens,
             identity,
         })
+    }
+
+    /// The passes over the corpus that the request takes, without building anything; `None` when the split holds no token.
+    ///
+    /// # Errors
+    /// A damaged or missing pair, or a bad split string.
+    pub fn epochs(options: &GptOptions) -> Result<Option<Epochs>> {
+        let reader = IndexedReader::open(&options.prefix)?;
+        let recipe = recipe(options, &SplitMatrix::parse(&options.split_shares)?, &reader);
+        Ok(recipe.epochs(|sequence| reader.sequence_length(sequence).unwrap_or(0)))
     }
 
     /// Number of samples: the request, or one epoch's.
@@ -143,6 +147,16 @@ impl GptDataset {
         array.get(index).and_then(|value| usize::try_from(value).ok()).ok_or_else(|| {
             Error::format(&self.index_path, 0, format!("no usable value at {index}; delete the index cache"))
         })
+    }
+}
+
+fn recipe(options: &GptOptions, matrix: &SplitMatrix, reader: &IndexedReader) -> Recipe {
+    Recipe {
+        sequences: matrix.range(options.split, reader.num_sequences()),
+        num_samples: options.num_samples,
+        seq_length: options.seq_length,
+        seed: options.seed,
+        rules: Rules::default(),
     }
 }
 

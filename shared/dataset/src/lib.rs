@@ -1,6 +1,6 @@
 //! Training data: Megatron's files and sample order, bit for bit (D1), and the tools that make them.
 //!
-//! Sync and free of tokio and torch. From the spec to token ids: [`open_split`] gives [`Samples`]; [`batch`] says which ids a step and a
+//! Sync and free of tokio and torch. From the spec to token ids: [`open_split`] gives [`Samples`] ([`open_split_after`] those of a later phase); [`batch`] says which ids a step and a
 //! rank read.
 //!
 //! - [`indexed`]: `.bin/.idx` pairs · [`split`], [`index`], [`blend`]: which tokens are sample n · [`gpt`], [`Samples`]: reading them
@@ -33,5 +33,5 @@ pub use error::{Error, Result};
 pub use npy::Ints;
 pub use paths::expand_paths;
 pub use progress::{Counts, Progress};
-pub use samples::{Samples, open_split};
+pub use samples::{CorpusCounts, Samples, corpus_key, open_split, open_split_after, passes};
 pub use split::Split;

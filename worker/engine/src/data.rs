@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tch::{Device, Tensor};
-use trainctl_dataset::{Samples, Split, open_split};
+use trainctl_dataset::{CorpusCounts, Samples, Split, open_split_after};
 use trainctl_spec::job::Dataset;
 
 use crate::Error;
@@ -22,17 +22,18 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens `split` of `dataset` for `num_samples` samples. `name` is `train` or the validation set's name; token ids
-    /// must be below `vocab`.
+    /// Opens `split` of `dataset` for `num_samples` samples, behind those that were `used` of each corpus. `name` is `train` or
+    /// the validation set's name; token ids must be below `vocab`.
     pub fn open(
         name: &str,
         dataset: &Dataset,
         split: Split,
         num_samples: u64,
+        used: &CorpusCounts,
         vocab: i64,
         device: Device,
     ) -> Result<Self, Error> {
-        let samples = open_split(dataset, split, Some(num_samples))
+        let samples = open_split_after(dataset, split, Some(num_samples), used)
             .map_err(|source| Error::Data { what: format!("the {name} set"), source: Box::new(source) })?;
         Ok(Self {
             name: name.to_owned(),
@@ -54,6 +55,11 @@ impl Source {
     /// Is there nothing to read?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Samples of each corpus that are used when all below sampler position `position` are read.
+    pub fn used(&self, position: u64) -> CorpusCounts {
+        self.samples.used(position)
     }
 
     /// Tokens of one sample, not counting the one more that is only a label.

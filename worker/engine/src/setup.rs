@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tch::{Device, Kind};
 use trainctl_collective::{GroupOptions, ProcessGroup};
-use trainctl_dataset::Split;
+use trainctl_dataset::{CorpusCounts, Split};
 use trainctl_spec::job::{self, JobSpec, ModelConfigSource, ModelInit, Precision};
 use trainctl_spec::lr;
 use trainctl_spec::model::Architecture;
 use trainctl_spec::report::Phase;
+use trainctl_spec::start::DataPhase;
 use trainctl_store::Location;
 
 use crate::Error;
@@ -45,7 +46,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             spec.dataset.seq_length, config.n_positions
         )));
     }
-    let (train, validation) = open_data(spec, i64::from(config.vocab_size), device)?;
+    let (train, validation) = open_data(spec, &job.phase, i64::from(config.vocab_size), device)?;
     let model = Gpt2::new(config, i64::from(spec.dataset.seq_length), device)?;
     let kind = match spec.precision {
         Precision::Fp32 => Kind::Float,
@@ -56,7 +57,8 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     let updates = match (&job.start_from, &spec.model.init) {
         (Some(from), _) => {
             let place = if from.store.is_empty() { Location::of_job(spec) } else { from.store.parse() };
-            let place = place.map_err(|e| Error::Load { what: format!("checkpoint {}", from.name), why: e.to_string() })?;
+            let place =
+                place.map_err(|e| Error::Load { what: format!("checkpoint {}", from.name), why: e.to_string() })?;
             let threads = NonZeroUsize::new(job.threads as usize).unwrap_or(NonZeroUsize::MIN);
             checkpoint::load(&place, from, &mut params, &mut optimizer, threads)?
         }
@@ -76,6 +78,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
         schedule: Schedule::new(&spec.step_scheduler, spec.checkpoint.weights_every_steps, job.stop_at),
         lr: lr::Schedule::of(spec),
         saver: Saver::new(&job, &params, device, Arc::clone(&link))?,
+        phase: job.phase,
         executor: Executor::new(model, Head::new(spec.loss_fn), false),
         spec: job.spec,
         link,
@@ -125,20 +128,29 @@ pub(crate) fn architecture(spec: &JobSpec) -> Result<Architecture, Error> {
     }
 }
 
-fn open_data(spec: &JobSpec, vocab: i64, device: Device) -> Result<(Source, Vec<ValidationSet>), Error> {
-    let wanted = spec.step_scheduler.max_steps * u64::from(spec.step_scheduler.global_batch_size);
-    let train = Source::open("train", &spec.dataset, Split::Train, wanted, vocab, device)?;
+fn open_data(
+    spec: &JobSpec,
+    phase: &DataPhase,
+    vocab: i64,
+    device: Device,
+) -> Result<(Source, Vec<ValidationSet>), Error> {
+    let steps = &spec.step_scheduler;
+    let wanted = phase.position(steps.max_steps, steps.global_batch_size);
+    let train = Source::open("train", &spec.dataset, Split::Train, wanted, &phase.corpora, vocab, device)?;
     if train.len() < wanted {
         return Err(Error::Spec(format!(
-            "dataset: {} samples, but max_steps × global_batch_size = {wanted} are needed; give the paths weights (then \
-             data repeats) or lower step_scheduler.max_steps",
-            train.len()
+            "dataset: {} samples, but {wanted} are needed until max_steps = {} at global_batch_size = {}; give the paths weights \
+             (then data repeats) or lower step_scheduler.max_steps",
+            train.len(),
+            steps.max_steps,
+            steps.global_batch_size
         )));
     }
     let mut validation = Vec::with_capacity(spec.validation_datasets.len());
     for (name, set) in &spec.validation_datasets {
         let wanted = num_samples(spec, set);
-        let source = Source::open(name, &set.dataset, Split::Validation, wanted, vocab, device)?;
+        let unused = CorpusCounts::new();
+        let source = Source::open(name, &set.dataset, Split::Validation, wanted, &unused, vocab, device)?;
         let num_samples = wanted.min(source.len());
         if num_samples == 0 {
             return Err(Error::Spec(format!(

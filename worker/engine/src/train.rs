@@ -5,13 +5,15 @@
 //! reduced gradient.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use trainctl_dataset::batch;
+use trainctl_dataset::{CorpusCounts, batch};
 use trainctl_spec::job::JobSpec;
 use trainctl_spec::lr;
 use trainctl_spec::report::{Phase, SaveKind, TrainRow, ValidationRow};
+use trainctl_spec::start::DataPhase;
 use trainctl_spec::{Generation, Step};
 
 use crate::checkpoint::{Meta, Saver, State, TrainerState};
@@ -55,6 +57,8 @@ pub(crate) struct Run {
     pub(crate) generation: Generation,
     pub(crate) share: Share,
     pub(crate) start_step: Step,
+    /// Which samples the steps read.
+    pub(crate) phase: DataPhase,
     pub(crate) schedule: Schedule,
     pub(crate) lr: lr::Schedule,
     pub(crate) link: Arc<dyn Link>,
@@ -102,7 +106,7 @@ impl Run {
     /// One optimizer step.
     fn step(&mut self, step: Step, requests: Requests) -> Result<StepDone, Error> {
         let started = Instant::now();
-        let ids = batch::step_ids(step.0, self.spec.step_scheduler.global_batch_size);
+        let ids = self.step_ids(step);
         let cut = batch::micro_batches(ids.clone(), self.share.local_batch_size);
         let mine = &cut[batch::assign(cut.len(), self.share.rank, self.share.size)];
 
@@ -207,6 +211,21 @@ impl Run {
         Ok(losses)
     }
 
+    /// The sampler's ids of a step (D2).
+    fn step_ids(&self, step: Step) -> Range<u64> {
+        batch::step_ids(&self.phase, step.0, self.spec.step_scheduler.global_batch_size)
+    }
+
+    /// Samples of each corpus used below a sampler position, in all phases (rank 0 only: it reports them).
+    fn corpora(&self, position: u64) -> CorpusCounts {
+        if self.share.rank != 0 {
+            return CorpusCounts::new();
+        }
+        let mut corpora = self.phase.corpora.clone();
+        corpora.extend(self.train.used(position));
+        corpora
+    }
+
     /// Snapshots the state and has it written in the background (C7).
     fn save(
         &mut self,
@@ -221,7 +240,7 @@ impl Run {
         if kind == SaveKind::Full {
             self.link.save_begins();
         }
-        let consumed_samples = batch::step_ids(step.0, self.spec.step_scheduler.global_batch_size).end;
+        let consumed_samples = self.step_ids(step).end;
         let trainer = TrainerState {
             step: step.0,
             epoch: EPOCH,
@@ -230,7 +249,8 @@ impl Run {
             next_lr: self.lr.logged(step),
         };
         let state = State { params: &self.params, optimizer: &self.optimizer };
-        let meta = Meta { trainer, train_loss, val_losses: val_losses.clone(), corpora: BTreeMap::new() };
+        let corpora = self.corpora(consumed_samples);
+        let meta = Meta { trainer, train_loss, val_losses: val_losses.clone(), corpora };
         self.saver.save(kind, reason, state, meta, &self.world)
     }
 }

@@ -15,6 +15,7 @@ use support::world::{Case, Told};
 use support::{assert_close, config};
 use trainctl_spec::job::Precision;
 use trainctl_spec::report::{FinishCause, Phase};
+use trainctl_spec::start::DataPhase;
 use trainctl_spec::{JobSpec, lr};
 
 /// A rank's process; see `support::world`.
@@ -149,6 +150,33 @@ fn a_checkpoint_of_another_model_is_refused_with_every_difference() {
     let told = case((checkpoint.0, "0".repeat(64))).run();
     let Some(Err(text)) = &told[0].ended else { panic!("{:?}", told[0].ended) };
     assert!(text.contains("load checkpoint epoch_0_step_3"), "{text}");
+}
+
+#[test]
+fn d2_a_phase_reads_where_it_says_and_counts_each_corpus() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = spec(dir.path(), 0.0, 4);
+    let key = dir.path().join("text").display().to_string();
+    let whole = Case::new(spec.clone(), 1).run();
+    assert_eq!(whole[0].reports[0].corpora, BTreeMap::from([(key.clone(), 28)]));
+    // The first loss of a fresh model is a function of its samples alone: a phase whose first sample is that of step 2 …
+    let at = |phase, generation| losses(&Case { phase, stop_at: 1, generation, ..Case::new(spec.clone(), 1) }.run())[0];
+    let (two, other) = (DataPhase { first_sample: 14, ..DataPhase::default() }, "elsewhere".to_owned());
+    // … or whose corpus goes on there reads the same.
+    let corpora = BTreeMap::from([(key.clone(), 14), (other.clone(), 5)]);
+    let goes_on = DataPhase { corpora, ..DataPhase::default() };
+    let first = at(two.clone(), 2);
+    assert_eq!(first, at(goes_on.clone(), 3));
+    assert_ne!(first, at(DataPhase::default(), 4));
+    let told = Case { phase: goes_on, generation: 5, ..Case::new(spec.clone(), 2) }.run();
+    let report = &told[0].reports[0];
+    assert_eq!(report.consumed_samples, 28);
+    assert_eq!(report.corpora, BTreeMap::from([(key, 14 + 28), (other, 5)]));
+    assert!(told[1].reports[0].corpora.is_empty(), "rank 0 reports them");
+    // A phase may begin at a later step: positions count from there.
+    let later = DataPhase { first_step: 2, ..two };
+    let case = Case { phase: later, start_step: 2, generation: 6, ..Case::new(spec, 1) };
+    assert_eq!(case.run()[0].reports[0].consumed_samples, 14 + 2 * 7);
 }
 
 #[test]

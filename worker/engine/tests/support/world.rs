@@ -30,6 +30,7 @@ pub struct Case {
     pub world_size: u32,
     pub generation: u64,
     pub start_from: Option<(String, String)>,
+    pub phase: DataPhase,
     pub start_step: u64,
     pub stop_at: u64,
     /// This rank hears a stop request while this step runs.
@@ -81,6 +82,7 @@ pub struct Report {
     pub consumed_samples: u64,
     pub train_loss: Option<f64>,
     pub val_losses: BTreeMap<String, f64>,
+    pub corpora: BTreeMap<String, u64>,
 }
 
 impl Report {
@@ -104,6 +106,7 @@ impl Case {
             world_size,
             generation: 1,
             start_from: None,
+            phase: DataPhase::default(),
             start_step: 0,
             stop_at,
             stop_heard: None,
@@ -186,7 +189,7 @@ fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error>
             manifest_blake3,
             keep: case.keep,
         }),
-        phase: DataPhase::default(),
+        phase: case.phase.clone(),
         start_step: Step(case.start_step),
         stop_at: Step(case.stop_at),
         threads: 1,
@@ -241,13 +244,24 @@ impl Link for Recorder {
             drop(self.phase_began.wait_while(told, |told| !told.phases.contains(&until)).unwrap());
         }
         assert!(report.stall_seconds > 0.0 && report.write_seconds > 0.0, "{report:?}");
-        let ShardReport { kind, step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses, .. } =
-            report;
+        let ShardReport {
+            kind,
+            step,
+            checkpoint,
+            files,
+            tensors,
+            consumed_samples,
+            train_loss,
+            val_losses,
+            corpora,
+            ..
+        } = report;
         let tensors = tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.first_block, t.blocks)).collect();
         let finite = |loss: &f64| loss.is_finite();
         let val_losses = val_losses.into_iter().filter(|(_, loss)| finite(loss)).collect();
         let train_loss = train_loss.filter(finite);
-        let report = Report { kind, step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses };
+        let report =
+            Report { kind, step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses, corpora };
         self.told.lock().unwrap().reports.push(report);
     }
 
