@@ -440,6 +440,19 @@ impl Default for DistEnv {
     }
 }
 
+impl JobSpec {
+    /// The validation set whose loss moves LOWEST_VAL: the spec's, else "default", else the only one.
+    #[must_use]
+    pub fn best_metric_key(&self) -> &str {
+        let mut names = self.validation_datasets.keys();
+        match (&self.checkpoint.best_metric_key, names.next(), names.next()) {
+            (Some(key), _, _) => key,
+            (None, Some(only), None) => only,
+            _ => "default",
+        }
+    }
+}
+
 /// Defaults that parsing and deserialising share.
 pub(crate) mod defaults {
     pub(crate) const SEED: u64 = 42;

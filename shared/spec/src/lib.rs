@@ -8,12 +8,13 @@
 //! - [`mod@resolve`]: absolute paths, inlined model config, defaults that depend on something; [`mod@check`]: rules across keys.
 //! - [`resume`]: what a resume may change. [`mod@schema`]: JSON Schema of the spec.
 //! - [`model`]: architecture, tensors, FLOPs, memory. [`lr`]: the learning-rate schedule.
-//! - [`report`]: what a rank reports. [`start`]: what a generation starts from.
+//! - [`report`]: what a rank reports. [`start`]: what a generation starts from. [`fork`]: what another run may begin with.
 //! - [`state`]: the job's state machine, exits and causes.
 
 pub mod check;
 mod emit;
 pub mod fault;
+pub mod fork;
 pub mod ids;
 pub mod job;
 pub mod lr;
