@@ -121,6 +121,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// `control/origin.json` cannot be used.
+    #[error("{}: {reason}; `trainctl fork` writes it again", path.display())]
+    Origin {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The task that did the file work was stopped with its runtime.
     #[error("the store's task was stopped: {0}")]
     Stopped(String),
@@ -130,6 +138,11 @@ impl Error {
     /// An [`Error::Io`].
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, source: std::io::Error) -> Self {
         Self::Io { action, path: path.as_ref().to_owned(), source }
+    }
+
+    /// A higher term holds the run directory.
+    pub fn is_superseded(&self) -> bool {
+        matches!(self, Self::Superseded { .. })
     }
 
     /// This process may not write there: permissions, or a read-only file system.

@@ -103,6 +103,8 @@ points! {
     EXPORT_FILE = "export.file";
     /// Giving a whole export its name.
     EXPORT_PUBLISH = "export.publish";
+    /// Writing what a run begins with.
+    ORIGIN_WRITE = "origin.write";
     /// Appending a row.
     ROW_APPEND = "rows.append";
     /// Making the appended rows durable.

@@ -11,6 +11,7 @@
 //! - [`export`]: a checkpoint as a directory that `transformers` loads.
 //! - [`diff`]: how far two checkpoints are apart.
 //! - [`hugging_face`]: the weights of a directory that `transformers` saved.
+//! - [`origin`]: the checkpoint of another run that a run begins with.
 //! - [`rows`]: the `.jsonl` files.
 //! - [`space`]: room on a file system.
 //! - [`blocking`]: the same for code that is not async.
@@ -30,6 +31,7 @@ pub mod layout;
 pub mod location;
 pub mod manifest;
 pub mod numbers;
+pub mod origin;
 pub mod rows;
 pub mod shard;
 pub mod space;
