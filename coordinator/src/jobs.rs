@@ -15,11 +15,13 @@ use trainctl_spec::resume;
 use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveOptions, Selector};
 use trainctl_store::fault::FailPoint;
+use trainctl_store::io::Io;
 use trainctl_store::layout::CheckpointName;
+use trainctl_store::origin::{Origin, Parent, Wanted, decide_wanted};
 use trainctl_store::{CheckpointStore, RunDir, Tenure};
 
 use crate::core::Event;
-use crate::decide::admission::{Admission, Asked, Found, decide_admission};
+use crate::decide::admission::{Admission, Asked, Begins, Found, decide_admission};
 use crate::exports::ExportTask;
 use crate::hooks::{HookRequest, HookTask};
 use crate::owner::{Gone, Handle, RunPorts};
@@ -203,7 +205,7 @@ impl JobsService {
     }
 
     /// What the run directory holds, for the decision.
-    async fn found(&self, spec: &JobSpec) -> Result<Found, Status> {
+    async fn found(&self, spec: &JobSpec, stop_at: u64) -> Result<Found, Status> {
         let store = CheckpointStore::of_job(spec).map_err(unusable)?;
         let listing = store.list().await.map_err(internal)?;
         // Two spellings of one directory (a symlink, a `..`) are one directory.
@@ -222,6 +224,7 @@ impl JobsService {
         // `trainctl run` keeps daemon logs and control files there before it submits.
         let not_empty = entries.any(|entry| !matches!(entry.file_name().to_str(), Some("control" | "logs")));
         let latest = listing.committed.last().map(|newest| newest.name().to_string());
+        let begins = if listing.committed.is_empty() { begins(spec, stop_at).await.map_err(internal)? } else { None };
         Ok(Found {
             not_empty,
             commits: listing.committed.iter().map(|c| (c.manifest.step, c.name().to_string())).collect(),
@@ -229,6 +232,7 @@ impl JobsService {
             uncommitted: listing.uncommitted.iter().map(ToString::to_string).collect(),
             live_job: live_job.map(|id| id.0),
             forbidden,
+            begins,
         })
     }
 
@@ -259,7 +263,7 @@ impl JobsService {
         // Before the job takes a worker: a server that cannot keep its checkpoints apart, or credentials that are refused.
         CheckpointStore::of_job(&spec).map_err(unusable)?.check_server().await.map_err(unusable)?;
         let path = RunDir::new(&spec.run_dir).job_spec();
-        trainctl_store::io::Io::new(&spec.run_dir)
+        Io::new(&spec.run_dir)
             .put_durable("job.yaml", asked.spec_yaml.clone().into_bytes(), FailPoint("job.spec"))
             .await
             .map_err(|error| Status::internal(format!("write {}: {error}", path.display())))?;
@@ -301,8 +305,8 @@ impl v1::jobs_server::Jobs for JobsService {
             let message = "was submitted before".to_owned();
             return Ok(Response::new(v1::SubmitResponse { job, message, already_finished: false }));
         }
-        let found = self.found(&spec).await?;
         let stop_at = asked.until_step.unwrap_or(u64::MAX).min(spec.step_scheduler.max_steps);
+        let found = self.found(&spec, stop_at).await?;
         let question = Asked { from: asked.from.clone(), fresh: asked.fresh, stop_at };
         match decide_admission(&found, &question) {
             Admission::Refuse(refusal) => Err(refusal::not_admitted(&refusal, &spec.run_dir.display().to_string())),
@@ -371,6 +375,24 @@ impl v1::jobs_server::Jobs for JobsService {
         drop(spawn(FOLLOW, &self.shutdown, follow::logs(watched, asked.rank, asked.follow, sender)));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
+}
+
+/// The checkpoint of another run that a run without commits begins with, and whether it may.
+async fn begins(spec: &JobSpec, stop_at: u64) -> Result<Option<Begins>, trainctl_store::Error> {
+    let stored = Origin::read(&Io::new(RunDir::new(&spec.run_dir).control())).await?;
+    let (parent, keep, found) = match decide_wanted(spec, stored) {
+        Wanted::Scratch => return Ok(None),
+        Wanted::Exactly(origin) => (origin.text(), origin.keep, Parent::of(&origin).await),
+        Wanted::Named { from, keep } => {
+            let found = Parent::find(&from, keep).await;
+            (from, keep, found)
+        }
+    };
+    let outcome = match found {
+        Ok(found) => found.decide(spec, stop_at).await?.map(|beginning| beginning.start_step),
+        Err(error) => Err(vec![error.to_string()]),
+    };
+    Ok(Some(Begins { parent, keep, outcome }))
 }
 
 fn now_ms() -> u64 {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use trainctl_spec::start::{DataPhase, Keep};
 use trainctl_spec::state::JobPhase;
 use trainctl_spec::{Generation, JobId, Term};
+use trainctl_store::manifest::ForkParent;
 
 use crate::decide::restart::Budget;
 use crate::decide::saves::FailedSaves;
@@ -89,6 +90,9 @@ pub struct StartPoint {
     /// Which samples follow.
     #[serde(default)]
     pub phase: DataPhase,
+    /// The checkpoint of another run that this run began with.
+    #[serde(default)]
+    pub parent: Option<ForkParent>,
 }
 
 /// Who carries a rank.

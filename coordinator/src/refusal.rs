@@ -33,6 +33,7 @@ pub fn not_admitted(refusal: &Refusal, run_dir: &str) -> Status {
         Refusal::NothingCommitted { uncommitted, .. } => {
             (Code::FailedPrecondition, violated("NOTHING_COMMITTED", uncommitted))
         }
+        Refusal::CannotBegin { reasons, .. } => (Code::FailedPrecondition, violated("CANNOT_BEGIN", reasons)),
     };
     Status::with_error_details(code, message, details)
 }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use trainctl_spec::start::Keep;
+
 /// What the run directory holds, gathered before the decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
@@ -20,6 +22,19 @@ pub struct Found {
     pub live_job: Option<String>,
     /// Keys that a resume may not change and that differ, one line each.
     pub forbidden: Vec<String>,
+    /// The checkpoint of another run that this one begins with while it has no commit of its own.
+    pub begins: Option<Begins>,
+}
+
+/// A checkpoint of another run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Begins {
+    /// The checkpoint as people write it.
+    pub parent: String,
+    /// What is kept of it.
+    pub keep: Keep,
+    /// First zero-based step, or every reason why the run cannot begin so.
+    pub outcome: Result<u64, Vec<String>>,
 }
 
 /// What was asked.
@@ -61,6 +76,15 @@ pub enum Reason {
     NewRun,
     /// There are logs, but nothing was ever committed.
     NoCommits,
+    /// Begins with another run's checkpoint.
+    Begins {
+        /// The checkpoint as people write it.
+        parent: String,
+        /// What is kept of it.
+        keep: Keep,
+        /// First zero-based step.
+        start_step: u64,
+    },
     /// Continues from the newest commit.
     Continues {
         /// Checkpoint's name.
@@ -91,6 +115,13 @@ pub enum Refusal {
         /// Directories without a valid manifest.
         uncommitted: Vec<String>,
     },
+    /// The run cannot begin with the checkpoint that it names.
+    CannotBegin {
+        /// The checkpoint as people write it.
+        parent: String,
+        /// Why not.
+        reasons: Vec<String>,
+    },
 }
 
 /// Decides on a submission.
@@ -107,7 +138,17 @@ pub fn decide_admission(found: &Found, asked: &Asked) -> Admission {
             let uncommitted = found.uncommitted.clone();
             return Admission::Refuse(Refusal::NothingCommitted { from: asked.from.clone(), uncommitted });
         }
-        let reason = if found.not_empty { Reason::NoCommits } else { Reason::NewRun };
+        let reason = match &found.begins {
+            Some(Begins { parent, outcome: Err(reasons), .. }) => {
+                let (parent, reasons) = (parent.clone(), reasons.clone());
+                return Admission::Refuse(Refusal::CannotBegin { parent, reasons });
+            }
+            Some(Begins { parent, keep, outcome: Ok(start_step) }) => {
+                Reason::Begins { parent: parent.clone(), keep: *keep, start_step: *start_step }
+            }
+            None if found.not_empty => Reason::NoCommits,
+            None => Reason::NewRun,
+        };
         return Admission::Admit { from: String::new(), reason };
     };
     if !found.forbidden.is_empty() {
@@ -130,6 +171,9 @@ impl fmt::Display for Reason {
             Self::NoCommits => {
                 write!(f, "the run directory has logs but no checkpoint: starts at step 0 in the next generation")
             }
+            Self::Begins { parent, keep, start_step } => {
+                write!(f, "begins with {parent}, keeps {keep}, first step {}", people(*start_step))
+            }
             Self::Continues { latest, step } => write!(f, "continues from {latest} (after {} steps)", people(step + 1)),
             Self::AsAsked { from } => write!(f, "starts from {from}"),
         }
@@ -151,7 +195,7 @@ impl fmt::Display for Refusal {
                 for key in keys {
                     write!(f, "\n  {key}")?;
                 }
-                write!(f, "\nset them back, or start another run with another --run-dir")
+                write!(f, "\nset them back, or begin another run with this one's weights: `trainctl fork`")
             }
             Self::NothingCommitted { from, uncommitted } => {
                 let asked = if from.is_empty() { "LATEST" } else { from };
@@ -160,6 +204,10 @@ impl fmt::Display for Refusal {
                     write!(f, "; without a valid manifest: {}", uncommitted.join(", "))?;
                 }
                 write!(f, "; move them away to start from step 0")
+            }
+            Self::CannotBegin { parent, reasons } => {
+                write!(f, "the run cannot begin with {parent}:")?;
+                reasons.iter().try_for_each(|reason| write!(f, "\n  {reason}"))
             }
         }
     }
@@ -228,6 +276,24 @@ mod tests {
         let found = Found { not_empty: true, uncommitted: vec!["epoch_0_step_9".to_owned()], ..Found::default() };
         let Admission::Refuse(refusal) = decide_admission(&found, &ask("", 40)) else { panic!("admitted") };
         assert!(refusal.to_string().contains("epoch_0_step_9"), "{refusal}");
+    }
+
+    #[test]
+    fn a_run_without_commits_begins_with_its_parent_or_is_refused_with_every_reason() {
+        let begins =
+            |outcome| Some(Begins { parent: "/runs/a/epoch_0_step_9".to_owned(), keep: Keep::WEIGHTS, outcome });
+        let found = Found { not_empty: true, begins: begins(Ok(0)), ..Found::default() };
+        let Admission::Admit { from, reason } = decide_admission(&found, &ask("", 40)) else { panic!("not admitted") };
+        assert_eq!(
+            (from.as_str(), reason.to_string()),
+            ("", "begins with /runs/a/epoch_0_step_9, keeps weights, first step 0".to_owned())
+        );
+        let found = Found { begins: begins(Err(vec!["one".to_owned(), "two".to_owned()])), ..Found::default() };
+        let Admission::Refuse(refusal) = decide_admission(&found, &ask("", 40)) else { panic!("admitted") };
+        assert_eq!(refusal.to_string(), "the run cannot begin with /runs/a/epoch_0_step_9:\n  one\n  two");
+        // A commit of its own counts more, whatever became of the parent.
+        let found = Found { begins: begins(Err(vec!["gone".to_owned()])), ..with_commits(&[9]) };
+        assert!(matches!(decide_admission(&found, &ask("", 40)), Admission::Admit { .. }));
     }
 
     #[test]

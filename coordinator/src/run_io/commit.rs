@@ -43,7 +43,7 @@ impl RunTask {
             until_step: request.until_step,
             started_from,
             kind: first.kind,
-            parent: None,
+            parent: request.started_from.parent.clone(),
             phase: request.started_from.phase.clone(),
             corpora: rank0.map(|report| report.corpora.clone()).unwrap_or_default(),
             created_at: String::new(),
@@ -53,6 +53,9 @@ impl RunTask {
         let started = Instant::now();
         let outcome = store.commit(&*self.tenure, draft, &self.spec_yaml).await?;
         let state_hash = outcome.committed().manifest.state_hash.clone();
+        if request.kind == SaveKind::Full && !request.started_from.store.is_empty() {
+            self.release_parent().await;
+        }
         self.pin_for_followers(store, request.kind, name).await;
         // One look for pointers and for retention, which takes its second one itself (C2).
         let listing = store.list().await?;

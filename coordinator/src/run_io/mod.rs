@@ -430,6 +430,14 @@ enum Error {
     /// A save that can never be a checkpoint.
     #[error("{0}")]
     Save(String),
+    /// The run cannot begin with the checkpoint of another run that it names.
+    #[error("{message}")]
+    Parent {
+        /// The checkpoint.
+        name: String,
+        /// Why not.
+        message: String,
+    },
 }
 
 impl From<Error> for CommitError {
@@ -448,6 +456,7 @@ impl Error {
             }
             Self::Store(error) => Cause::Storage { message: error.to_string() },
             Self::Save(message) => Cause::Storage { message: message.clone() },
+            Self::Parent { name, message } => Cause::Checkpoint { name: name.clone(), message: message.clone() },
         }
     }
 }

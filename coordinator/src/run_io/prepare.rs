@@ -2,8 +2,10 @@
 
 use tracing::{info, warn};
 use trainctl_spec::Generation;
-use trainctl_store::CheckpointStore;
 use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
+use trainctl_store::io::Io;
+use trainctl_store::origin::{FindError, Origin, Parent, Wanted, decide_wanted};
+use trainctl_store::{CheckpointStore, Fence, RunDir};
 
 use super::{Error, PrepareRequest, Prepared, RunTask};
 use crate::record::StartPoint;
@@ -27,7 +29,8 @@ impl RunTask {
         }
     }
 
-    /// Takes the generation's number, finds its start, and retires what is later (C6, C9).
+    /// Takes the generation's number, finds its start (the newest commit, else what the run begins with), and retires what is
+    /// later (C6, C9).
     pub(super) async fn prepare(
         &self,
         store: &CheckpointStore,
@@ -50,20 +53,26 @@ impl RunTask {
             }
             Err(error) => return Err(Error::Resolve(error)),
         };
+        let begun = if found.is_none() { self.begin().await? } else { None };
         let generation = self.tenure.take_generation().await?;
         let (start, step, notes) = match found {
-            None => (StartPoint::default(), None, Vec::new()),
+            None => {
+                let (start, notes) = begun.unwrap_or_default();
+                (start, None, notes)
+            }
             Some(found) => {
                 let checkpoint = found.checkpoint;
                 let name = checkpoint.name();
                 store.pin(name, &pin_of(generation)).await?;
                 self.unpin_older(store, generation).await;
+                self.release_parent().await;
                 let step = checkpoint.manifest.step;
                 let start = StartPoint {
                     checkpoint: name.to_string(),
                     manifest_blake3: checkpoint.hash,
                     step: step + 1,
                     phase: checkpoint.manifest.phase,
+                    parent: checkpoint.manifest.parent,
                     ..StartPoint::default()
                 };
                 (start, Some(step), found.notes.iter().map(ToString::to_string).collect())
@@ -81,6 +90,75 @@ impl RunTask {
             info!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: later than the start");
         }
         Ok(Prepared { generation, start, pointers: self.pointers(store).await, notes })
+    }
+
+    /// A run without a commit of its own begins with the checkpoint of another one, if a fork or `checkpoint.restore_from`
+    /// says so. From then on its `origin.json` names that checkpoint, and a pin keeps it.
+    async fn begin(&self) -> Result<Option<(StartPoint, Vec<String>)>, Error> {
+        let run_dir = &self.spec.run_dir;
+        let control = Io::new(RunDir::new(run_dir).control());
+        let stored = Origin::read(&control).await?;
+        let found = match decide_wanted(&self.spec, stored.clone()) {
+            Wanted::Scratch => return Ok(None),
+            Wanted::Exactly(origin) => Parent::of(&origin).await.map_err(|error| (origin.text(), error)),
+            Wanted::Named { from, keep } => match Parent::find(&from, keep).await {
+                Ok(mut parent) => {
+                    parent.origin.restore_from = Some(from);
+                    Ok(parent)
+                }
+                Err(error) => Err((from, error)),
+            },
+        };
+        let not_found = |(name, error): (String, FindError)| match error {
+            FindError::Store(error) if error.is_superseded() => Error::Store(error),
+            error => Error::Parent { message: format!("this run begins with {name}: {error}"), name },
+        };
+        let found = found.map_err(not_found)?;
+        let name = found.origin.text();
+        // Pinned first, then looked at: what is there now stays (C9).
+        self.tenure.pass().await?;
+        let is_pinned = found.origin.pin(run_dir).await?;
+        let parent = Parent::of(&found.origin).await.map_err(|error| not_found((name.clone(), error)))?;
+        let decided = parent.decide(&self.spec, self.spec.step_scheduler.max_steps).await?;
+        let beginning = decided.map_err(|reasons| Error::Parent {
+            message: format!("this run cannot begin with {name}: {}", reasons.join("; ")),
+            name: name.clone(),
+        })?;
+        self.tenure.pass().await?;
+        parent.origin.write(&control).await?;
+        if let Some(old) = stored.filter(|old| !old.is_same_checkpoint(&parent.origin)) {
+            old.release(run_dir).await?;
+        }
+        let start = StartPoint {
+            checkpoint: parent.origin.name.to_string(),
+            manifest_blake3: parent.origin.manifest.clone(),
+            step: beginning.start_step,
+            store: parent.origin.store.clone(),
+            keep: parent.origin.keep,
+            phase: beginning.phase,
+            parent: Some(parent.origin.parent()),
+        };
+        let mut notes = found.notes;
+        notes.push(format!("begins with {name}, of which it keeps {}", parent.origin.keep));
+        if !is_pinned {
+            notes.push(parent.origin.not_pinned());
+        }
+        Ok(Some((start, notes)))
+    }
+
+    /// The run has a commit of its own: what it began with need not stay for it. A pin that cannot be removed costs space
+    /// only.
+    pub(super) async fn release_parent(&self) {
+        let released = async {
+            let control = Io::new(RunDir::new(&self.spec.run_dir).control());
+            match Origin::read(&control).await? {
+                Some(origin) => origin.release(&self.spec.run_dir).await,
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = released.await {
+            warn!(job = %self.job, %error, "the checkpoint that this run began with stays pinned");
+        }
     }
 }
 
