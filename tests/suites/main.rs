@@ -12,6 +12,7 @@ mod checkpoints;
 mod coordinator_away;
 mod export;
 mod failing_trainers;
+mod fork;
 mod hooks;
 mod hostile_bytes;
 mod killed_trainers;

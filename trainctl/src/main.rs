@@ -4,6 +4,7 @@
 //! coordinator or another holder, 75 queue me again.
 
 mod attached;
+mod begin;
 mod client;
 mod commands;
 mod daemons;

@@ -6,7 +6,7 @@ use clap::Args;
 use trainctl_spec::Override;
 
 /// The verbs that read a spec.
-const VERBS: [&str; 4] = ["validate", "run", "submit", "resume"];
+const VERBS: [&str; 5] = ["validate", "run", "submit", "resume", "fork"];
 /// Hidden flag that carries a `--a.b=c` through clap.
 const DOTTED: &str = "--dotted-override";
 

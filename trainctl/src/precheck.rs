@@ -12,6 +12,7 @@ use trainctl_store::io::Io;
 use trainctl_store::tenure::{Holder, read_holder};
 use trainctl_store::{CheckpointStore, RunDir};
 
+use crate::begin;
 use crate::client;
 use crate::exit::Failure;
 use crate::output::{note, steps};
@@ -56,6 +57,8 @@ pub(crate) async fn precheck(spec: &JobSpec, asked: &Asked) -> Result<Verdict, F
     let listing = store.list().await.map_err(|error| Failure::internal(error.to_string()))?;
     let is_new = listing.committed.is_empty() && listing.uncommitted.is_empty() && listing.damaged.is_empty();
     if is_new && asked.from.is_empty() {
+        let max_steps = spec.step_scheduler.max_steps;
+        begin::look(spec, asked.until_step.map_or(max_steps, |until| until.min(max_steps))).await?;
         return Ok(Verdict::Go(String::new()));
     }
     let selector: Selector = match asked.from.as_str() {
@@ -64,9 +67,8 @@ pub(crate) async fn precheck(spec: &JobSpec, asked: &Asked) -> Result<Verdict, F
             from.parse().map_err(|error| Failure::usage(format!("--from {from}: {error}, LATEST or LOWEST_VAL")))?
         }
     };
-    let best = best_metric_key(spec);
-    let options =
-        ResolveOptions { best_metric_key: &best, allow_older: asked.allow_older, ..ResolveOptions::default() };
+    let best = spec.best_metric_key();
+    let options = ResolveOptions { best_metric_key: best, allow_older: asked.allow_older, ..ResolveOptions::default() };
     let resolved = store.resolve(selector, &options).await.map_err(refusal)?;
     resolved.notes.iter().for_each(|told| note(&told.to_string()));
     let name = resolved.checkpoint.name();
@@ -102,12 +104,7 @@ fn finished(spec: &JobSpec, done: u64, latest: &str, listing: &Listing) -> Strin
 
 /// `checkpoint.best_metric_key`, else "default", else the only set there is.
 pub(crate) fn best_metric_key(spec: &JobSpec) -> String {
-    let mut names = spec.validation_datasets.keys();
-    match (&spec.checkpoint.best_metric_key, names.next(), names.next()) {
-        (Some(key), _, _) => key.clone(),
-        (None, Some(only), None) => only.clone(),
-        _ => "default".to_owned(),
-    }
+    spec.best_metric_key().to_owned()
 }
 
 fn refusal(error: ResolveError) -> Failure {
@@ -128,7 +125,7 @@ fn refuse_differences(spec: &JobSpec, saved_with: &str, path: &Path) -> Result<(
     }
     let list: Vec<String> = forbidden.iter().map(|difference| format!("  {difference}")).collect();
     Err(Failure::usage(format!(
-        "the spec differs from the run's in keys that a resume may not change:\n{}\nset them back, or start another run with another --run-dir",
+        "the spec differs from the run's in keys that a resume may not change:\n{}\nset them back, or begin another run with this one's weights: `trainctl fork`",
         list.join("\n")
     )))
 }

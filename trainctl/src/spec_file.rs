@@ -102,6 +102,11 @@ pub(crate) fn run_dir_override(run_dir: Option<&Path>) -> Result<Option<Override
     Ok(Some(Override::set(&format!("run_dir={}", serde_json::Value::from(text)))))
 }
 
+/// `--weights-only` as an override.
+pub(crate) fn weights_only_override(weights_only: bool) -> Option<Override> {
+    weights_only.then(|| Override::set("checkpoint.weights_only=true"))
+}
+
 /// `--workers N` as an override.
 pub(crate) fn workers_override(workers: Option<u32>) -> Option<Override> {
     workers.map(|workers| Override::set(&format!("resources.workers={workers}")))

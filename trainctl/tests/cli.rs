@@ -192,6 +192,32 @@ fn resume_without_a_run_says_what_is_missing() {
 }
 
 #[test]
+fn what_a_run_cannot_begin_with_is_named_and_nothing_is_written() {
+    let place = Place::new();
+    std::fs::create_dir(place.path().join("empty")).expect("make");
+    let before = place.names();
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&["fork", "nowhere", "job.yaml"], &["nowhere does not exist", "<run directory>/<name>"]),
+        (&["fork", "empty", "job.yaml"], &["empty holds no checkpoint"]),
+        (&["fork", "empty/epoch_0_step_9", "job.yaml"], &["empty holds no checkpoint"]),
+        (&["fork", "empty", "job.yaml", "--keep", "weights,momentum"], &["`momentum` cannot be kept", "schedule"]),
+        (&["run", "job.yaml", "--weights-only"], &["checkpoint.weights_only", "checkpoint.restore_from"]),
+        (
+            &["run", "job.yaml", "checkpoint.restore_from=nowhere"],
+            &["checkpoint.restore_from", "nowhere does not exist"],
+        ),
+        (&["resume", "empty", "--weights-only"], &["trainctl fork empty/LATEST job.yaml --keep weights"]),
+    ];
+    for (arguments, said) in cases {
+        let output = place.trainctl(arguments);
+        let message = text(&output.stderr);
+        assert_eq!((code(&output), output.stdout.len()), (64, 0), "{arguments:?}: {message}");
+        said.iter().for_each(|part| assert!(message.contains(part), "{arguments:?}: {part:?} is not in:\n{message}"));
+        assert_eq!(place.names(), before, "{arguments:?}");
+    }
+}
+
+#[test]
 fn fresh_takes_an_empty_directory_only() {
     let place = Place::new();
     std::fs::create_dir(place.path().join("run")).expect("create");

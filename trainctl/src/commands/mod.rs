@@ -6,6 +6,7 @@ mod coordinator;
 mod data;
 mod events;
 mod export;
+mod fork;
 mod list;
 mod logs;
 mod metrics;
@@ -50,6 +51,7 @@ enum Command {
     Metrics(metrics::Metrics),
     Events(events::Events),
     Resume(resume::Resume),
+    Fork(fork::Fork),
     Checkpoints(checkpoints::Checkpoints),
     Export(export::Export),
     Data(data::Data),
@@ -60,7 +62,11 @@ enum Command {
 impl Cli {
     /// Whether the command supervises daemons, whose troubles a person should see.
     pub(crate) fn is_attached(&self) -> bool {
-        matches!(self.command, Command::Run(_) | Command::Resume(_))
+        match &self.command {
+            Command::Run(_) | Command::Resume(_) => true,
+            Command::Fork(verb) => verb.is_attached(),
+            _ => false,
+        }
     }
 
     /// The verb that must run before anything else in the process.
@@ -86,6 +92,7 @@ impl Cli {
             Command::Metrics(verb) => verb.run().await,
             Command::Events(verb) => verb.run().await,
             Command::Resume(verb) => verb.run().await,
+            Command::Fork(verb) => verb.run().await,
             Command::Checkpoints(verb) => verb.run().await,
             Command::Export(verb) => verb.run().await,
             Command::Data(verb) => verb.run(),
@@ -172,10 +179,10 @@ mod tests {
         });
         insta::assert_snapshot!(lines.join("\n"), @r"
         validate: <spec> --set --output
-        run: <spec> --set --workers --run-dir --until-step --fresh
+        run: <spec> --set --workers --run-dir --until-step --fresh --weights-only
         coordinator: --state-dir --listen
         worker: --state-dir --coordinator --trainer --device
-        submit: <spec> --set --run-dir --coordinator --until-step --fresh --follow --output
+        submit: <spec> --set --run-dir --coordinator --until-step --fresh --weights-only --follow --output
         list: --coordinator --output
         status: <job> --coordinator --output
         cancel: <job> --now --coordinator --output
@@ -183,6 +190,7 @@ mod tests {
         metrics: <job> --coordinator --output
         events: <job> --coordinator --output
         resume: <target> --set --from --allow-older --workers --until-step --coordinator --follow --output
+        fork: <parent> <spec> --set --keep --run-dir --run --output
         checkpoints list: <run> --output
         checkpoints show: <from> --output
         checkpoints verify: <run> <checkpoint> --output

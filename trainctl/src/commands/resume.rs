@@ -39,6 +39,9 @@ pub(super) struct Resume {
     /// Stop after this many steps, leaving max_steps and the learning-rate schedule alone
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     until_step: Option<u64>,
+    /// Refused with the way to do it: people look for it here.
+    #[arg(long, hide = true)]
+    weights_only: bool,
     #[command(flatten)]
     coordinator: CoordinatorArgs,
     /// Watch the queued job until it ends
@@ -50,6 +53,13 @@ pub(super) struct Resume {
 
 impl Resume {
     pub(super) async fn run(mut self) -> Outcome {
+        if self.weights_only {
+            let run = self.target.as_deref().unwrap_or("RUN");
+            return Err(Failure::usage(format!(
+                "--weights-only: a resume keeps everything, since it is the same run; another run begins with this one's weights by `trainctl fork {run}/{} job.yaml --keep weights`",
+                self.from
+            )));
+        }
         // `trainctl resume a.b=c`: no target, an override.
         let first_override = self.target.take_if(|target| is_bare(target) && !Path::new(target.as_str()).exists());
         let mut overrides: Vec<Override> = first_override.iter().map(|text| Override::bare(text)).collect();

@@ -34,6 +34,9 @@ pub(super) struct Run {
     /// Refuse a run directory that holds anything
     #[arg(long)]
     fresh: bool,
+    /// Of checkpoint.restore_from take the weights only; overrides checkpoint.weights_only
+    #[arg(long)]
+    weights_only: bool,
 }
 
 impl Run {
@@ -41,6 +44,7 @@ impl Run {
         let mut overrides = self.overrides.all();
         overrides.extend(spec_file::workers_override(self.workers));
         overrides.extend(spec_file::run_dir_override(self.run_dir.as_deref())?);
+        overrides.extend(spec_file::weights_only_override(self.weights_only));
         let spec = spec_file::accept(&self.spec, &overrides)?;
         let asked = Asked { until_step: self.until_step, fresh: self.fresh, ..Asked::default() };
         attached::run(&spec, &asked).await

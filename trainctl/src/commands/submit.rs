@@ -31,6 +31,9 @@ pub(super) struct Submit {
     /// Refuse a run directory that holds anything
     #[arg(long)]
     fresh: bool,
+    /// Of checkpoint.restore_from take the weights only; overrides checkpoint.weights_only
+    #[arg(long)]
+    weights_only: bool,
     /// Watch the job until it ends; Ctrl-C ends the watching, not the job
     #[arg(long)]
     follow: bool,
@@ -42,6 +45,7 @@ impl Submit {
     pub(super) async fn run(self) -> Outcome {
         let mut overrides = self.overrides.all();
         overrides.extend(spec_file::run_dir_override(self.run_dir.as_deref())?);
+        overrides.extend(spec_file::weights_only_override(self.weights_only));
         let spec = spec_file::accept(&self.spec, &overrides)?;
         let submission = Submission {
             spec: &spec,
