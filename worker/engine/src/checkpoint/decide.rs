@@ -20,22 +20,22 @@ pub(super) enum Decision {
     Save,
     /// Leave it out: the run goes on on its last commit.
     Skip(String),
-    /// It cannot be made, and the run cannot end well without it.
+    /// It cannot be made: a failed save like any other.
     Fail(String),
 }
 
 /// Whether a save waits for the one before rather than giving way to it.
+/// A run's last save always waits: without it steps would be lost on purpose.
 pub(super) fn waits(reason: SaveReason, when_busy: WhenBusy) -> bool {
-    is_needed(reason) || when_busy == WhenBusy::Wait
+    matches!(reason, SaveReason::Last | SaveReason::Stopping) || when_busy == WhenBusy::Wait
 }
 
 /// Decides on one save. `waits` is asked first, so `busy` ranks exist only where a save gives way.
-pub(super) fn decide(reason: SaveReason, obstacles: Obstacles, world_size: u32) -> Decision {
+pub(super) fn decide(obstacles: Obstacles, world_size: u32) -> Decision {
     match obstacles {
         Obstacles { busy: 0, full: 0 } => Decision::Save,
         Obstacles { full: 1.., .. } => {
-            let why = format!("{} of {world_size} ranks find too little free space", obstacles.full);
-            if is_needed(reason) { Decision::Fail(why) } else { Decision::Skip(why) }
+            Decision::Fail(format!("{} of {world_size} ranks find too little free space", obstacles.full))
         }
         Obstacles { busy, .. } => Decision::Skip(format!(
             "{busy} of {world_size} ranks still write the save before, and checkpoint.when_busy is skip"
@@ -58,11 +58,6 @@ pub(super) fn shortage(needed: u64, free: u64, place: &str) -> Option<String> {
     })
 }
 
-/// A save without which steps are lost on purpose.
-fn is_needed(reason: SaveReason) -> bool {
-    matches!(reason, SaveReason::Last | SaveReason::Stopping)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,17 +71,13 @@ mod tests {
 
     #[test]
     fn one_rank_in_the_way_is_enough_for_all() {
-        let of = |reason, busy, full| decide(reason, Obstacles { busy, full }, 4);
-        assert_eq!(of(SaveReason::Every, 0, 0), Decision::Save);
+        let of = |busy, full| decide(Obstacles { busy, full }, 4);
+        assert_eq!(of(0, 0), Decision::Save);
         assert_eq!(
-            of(SaveReason::Every, 1, 0),
+            of(1, 0),
             Decision::Skip("1 of 4 ranks still write the save before, and checkpoint.when_busy is skip".to_owned())
         );
-        assert_eq!(
-            of(SaveReason::Requested, 1, 2),
-            Decision::Skip("2 of 4 ranks find too little free space".to_owned())
-        );
-        assert_eq!(of(SaveReason::Last, 0, 1), Decision::Fail("1 of 4 ranks find too little free space".to_owned()));
+        assert_eq!(of(1, 2), Decision::Fail("2 of 4 ranks find too little free space".to_owned()));
     }
 
     #[test]

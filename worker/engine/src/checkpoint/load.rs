@@ -27,8 +27,8 @@ pub const VERIFY_ENV: &str = "TRAINCTL_VERIFY_LOAD";
 /// Weights of other types are read in groups of so many bytes, and then converted.
 const GROUP_BYTES: u64 = 256 << 20;
 
-/// Loads what `from.keep` says of the checkpoint `from.name` at `place`, whose manifest must hash to
-/// `from.manifest_blake3`: never from a pointer (C9). Every byte is verified while it is read, on `threads` threads. Returns the optimizer updates
+/// Loads what `from.keep` says of the checkpoint `from.name` at `place`, whose manifest must hash to `from.manifest_blake3`:
+/// never from a pointer (C9). Every byte is verified while it is read, on `threads` threads. Returns the optimizer updates
 /// that the loaded state has seen: 0 where the optimizer begins anew.
 ///
 /// # Errors

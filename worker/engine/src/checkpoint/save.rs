@@ -100,7 +100,7 @@ impl Saver {
     /// with the same `kind` and `reason` at the same step.
     ///
     /// # Errors
-    /// [`Error::Save`] when the run's last save cannot be made, [`Error::Collective`] when a peer was lost.
+    /// [`Error::Collective`] when a peer was lost. A save that fails is reported; [`Saver::finish`] returns the last one's.
     pub fn save(
         &mut self,
         kind: SaveKind,
@@ -123,16 +123,16 @@ impl Saver {
             [busy, full] => Obstacles { busy, full },
             _ => return Err(Error::Internal("an all-reduce changed a tensor's length".to_owned())),
         };
-        let and = |why: String| shortage.map_or(why.clone(), |here| format!("{why}: {here}"));
-        match decide::decide(reason, obstacles, self.world_size) {
+        match decide::decide(obstacles, self.world_size) {
             Decision::Save => {}
             Decision::Skip(why) => {
-                self.link.save_skipped(step, &named(kind, &and(why)));
+                self.link.save_skipped(step, &named(kind, &why));
                 return Ok(());
             }
             Decision::Fail(why) => {
-                let failed = self.fail(kind, name, named(kind, &and(why)));
-                return if kind == SaveKind::Full { failed } else { Ok(()) };
+                let here = shortage.map_or_else(String::new, |here| format!(": {here}"));
+                self.ended(kind, name, Err(format!("{why}{here}")));
+                return Ok(());
             }
         }
         let (threads, rank, world_size, generation) = (self.threads, self.rank, self.world_size, self.generation);
