@@ -88,6 +88,8 @@ fn a_command_that_hangs_delays_no_commit() {
     fs::write(job.run_dir.join("go"), "").unwrap();
     trainctl.wait().expect_code(0);
     assert_eq!(lines(job.run_dir.join("commits")), ["9", "19", "29", "39"]);
+    // LATEST, and LOWEST_VAL where it is another one.
+    assert!(run.commits().len() <= 2, "and goes when its command is over");
 }
 
 #[test]

@@ -265,6 +265,7 @@ impl RunTask {
                 }
                 IoRequest::Release => {
                     self.sync(&mut rows, &mut unsynced).await?;
+                    self.prune_after_commands(&store, &weights).await;
                     info!(job = %self.job, "run directory released");
                     return Ok(());
                 }
@@ -317,6 +318,18 @@ impl RunTask {
             warn!(job = %self.job, %error, "what an earlier holder left could not be mended");
         }
         Ok(())
+    }
+
+    /// The last commands are over: what was only pinned for them goes.
+    async fn prune_after_commands(&self, store: &CheckpointStore, weights: &CheckpointStore) {
+        if self.spec.on_commit.is_none() {
+            return;
+        }
+        for (store, kind) in [(store, SaveKind::Full), (weights, SaveKind::Weights)] {
+            if let Err(error) = store.prune(&*self.tenure, &self.retention(kind)).await {
+                warn!(job = %self.job, %error, "retention after the last command");
+            }
+        }
     }
 
     /// Makes the rows durable, then lets their workers forget them.
