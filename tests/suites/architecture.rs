@@ -31,7 +31,14 @@ const EDGES: [(&str, &[&str]); 14] = [
     // The end-to-end suites run the programs and never link them.
     (
         "trainctl-tests",
-        &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset", "trainctl-faultfs"],
+        &[
+            "trainctl-spec",
+            "trainctl-proto",
+            "trainctl-runtime",
+            "trainctl-store",
+            "trainctl-dataset",
+            "trainctl-faultfs",
+        ],
     ),
 ];
 
