@@ -196,7 +196,8 @@ impl Manifest {
     pub fn parse(bytes: &[u8]) -> Result<(Self, String), Fault> {
         let (content, last) = bytes.split_at(bytes.len().saturating_sub(LAST_LINE_BYTES));
         let found = blake3::hash(content).to_hex().to_string();
-        let expected = last.strip_suffix(b"\n").filter(|hash| hash.len() == 64 && hash.iter().all(u8::is_ascii_hexdigit));
+        let expected =
+            last.strip_suffix(b"\n").filter(|hash| hash.len() == 64 && hash.iter().all(u8::is_ascii_hexdigit));
         let expected = expected.map(|hash| String::from_utf8_lossy(hash).into_owned());
         if expected.as_ref() != Some(&found) {
             // Whole but for its content, or for its last line: it was committed, and changed later. Else its end is missing.
