@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
+use trainctl_fault::{FailPoint, Faults, Stage};
 use trainctl_spec::Term;
 
 use crate::record::JobRecord;
@@ -22,6 +23,14 @@ pub enum Error {
         path: PathBuf,
         /// SQLite's error.
         source: rusqlite::Error,
+    },
+    /// The file cannot be written.
+    #[error("journal {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
     },
     /// A record could not be read or written as JSON.
     #[error("journal {path}: record {key}: {source}")]
@@ -79,6 +88,11 @@ impl SqliteJournal {
         Ok(Self { path, db })
     }
 
+    fn pass(&self, stage: Stage) -> Result<(), Error> {
+        let passed = Faults::from_env().hit(FailPoint::JOURNAL_WRITE, stage);
+        passed.map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
     fn sqlite(&self, source: rusqlite::Error) -> Error {
         Error::Sqlite { path: self.path.clone(), source }
     }
@@ -91,12 +105,13 @@ impl Journal for SqliteJournal {
             key: record.id.to_string(),
             source,
         })?;
+        self.pass(Stage::Before)?;
         let sql = "INSERT INTO jobs (id, submitted_at_ms, record) VALUES (?1, ?2, ?3)
                    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
         self.db
             .execute(sql, (&record.id.0, record.submitted_at_ms as i64, json))
             .map_err(|source| self.sqlite(source))?;
-        Ok(())
+        self.pass(Stage::Done)
     }
 
     fn jobs(&self) -> Result<Vec<JobRecord>, Error> {
@@ -128,6 +143,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let beside = |path: &Path, suffix: &str| PathBuf::from(format!("{}{suffix}", path.display()));
     let failed = |source| Error::Copy { from: from.to_owned(), to: to.to_owned(), source };
     let synced = |from: &Path, to: &Path| std::fs::copy(from, to).and_then(|_| std::fs::File::open(to)?.sync_all());
+    Faults::from_env().hit(FailPoint::JOURNAL_COPY, Stage::Before).map_err(failed)?;
     // SQLite finds the rollback by the database's name.
     match synced(&beside(from, "-journal"), &beside(to, "-journal")) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
@@ -135,6 +151,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     }
     let temporary = beside(to, ".tmp");
     synced(from, &temporary).map_err(failed)?;
+    Faults::from_env().hit(FailPoint::JOURNAL_COPY, Stage::Temp).map_err(failed)?;
     std::fs::rename(&temporary, to).map_err(failed)?;
     let directory = to.parent().unwrap_or(Path::new("."));
     std::fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)

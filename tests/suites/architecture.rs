@@ -10,9 +10,10 @@ use trainctl_tests::programs;
 /// Each package of ours and those of ours that it may use. What is missing here may use nothing.
 const EDGES: [(&str, &[&str]); 14] = [
     ("trainctl-spec", &[]),
+    ("trainctl-fault", &[]),
     ("trainctl-proto", &["trainctl-spec"]),
     ("trainctl-runtime", &["trainctl-spec"]),
-    ("trainctl-store", &["trainctl-spec"]),
+    ("trainctl-store", &["trainctl-spec", "trainctl-fault"]),
     ("trainctl-dataset", &["trainctl-spec"]),
     ("trainctl-collective", &["trainctl-spec"]),
     ("trainctl-engine", &["trainctl-spec", "trainctl-dataset", "trainctl-store", "trainctl-collective"]),
@@ -21,8 +22,11 @@ const EDGES: [(&str, &[&str]); 14] = [
         "trainctl-trainer",
         &["trainctl-spec", "trainctl-engine", "trainctl-proto", "trainctl-runtime", "trainctl-collective"],
     ),
-    ("trainctl-coordinator", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store"]),
-    ("trainctl-worker", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store"]),
+    (
+        "trainctl-coordinator",
+        &["trainctl-spec", "trainctl-fault", "trainctl-proto", "trainctl-runtime", "trainctl-store"],
+    ),
+    ("trainctl-worker", &["trainctl-spec", "trainctl-fault", "trainctl-proto", "trainctl-runtime", "trainctl-store"]),
     ("trainctl", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
     // A file system for tests knows nothing of ours.
     ("trainctl-faultfs", &[]),

@@ -18,6 +18,8 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use trainctl_fault::{FailPoint, Faults, Stage, Synced};
+
 use super::SpoolError;
 
 const MAGIC: &[u8; 8] = b"TCSPOOL1";
@@ -169,11 +171,13 @@ impl LogFile {
 
     fn create(path: &Path, id: &str, frames: &[Frame]) -> Result<Self, SpoolError> {
         let temporary = path.with_extension("tmp");
+        let faults = Faults::from_env();
         let failed = |action| move |source| SpoolError::Io { action, path: path.to_path_buf(), source };
         let mut bytes = encode_header(id);
         for frame in frames {
             bytes.extend_from_slice(&frame.encode());
         }
+        faults.hit(FailPoint::SPOOL_REPLACE, Stage::Before).map_err(failed("replace"))?;
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&temporary);
         let file = file.as_mut().map_err(|error| SpoolError::Io {
             action: "create",
@@ -181,6 +185,7 @@ impl LogFile {
             source: std::io::Error::new(error.kind(), error.to_string()),
         })?;
         file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed("write"))?;
+        faults.hit(FailPoint::SPOOL_REPLACE, Stage::Temp).map_err(failed("replace"))?;
         std::fs::rename(&temporary, path).map_err(failed("rename"))?;
         if let Some(parent) = path.parent() {
             File::open(parent).and_then(|dir| dir.sync_all()).map_err(failed("sync the directory of"))?;
@@ -205,7 +210,9 @@ impl LogFile {
     pub(super) fn append(&mut self, frame: &Frame) -> Result<u64, SpoolError> {
         let bytes = frame.encode();
         let offset = self.length;
-        if let Err(source) = self.file.write_all_at(&bytes, offset) {
+        let faults = Faults::from_env();
+        let passed = faults.hit(FailPoint::SPOOL_APPEND, Stage::Before);
+        if let Err(source) = passed.and_then(|()| self.file.write_all_at(&bytes, offset)) {
             self.cut_to(offset)?;
             return Err(SpoolError::Io { action: "append to", path: self.path.clone(), source });
         }
@@ -221,7 +228,8 @@ impl LogFile {
     }
 
     pub(super) fn sync(&mut self) -> Result<(), SpoolError> {
-        let synced = self.file.sync_data();
+        let wanted = Faults::from_env().sync(FailPoint::SPOOL_SYNC, Synced::File);
+        let synced = wanted.and_then(|wanted| if wanted { self.file.sync_data() } else { Ok(()) });
         synced.map_err(|source| SpoolError::Io { action: "sync", path: self.path.clone(), source })
     }
 

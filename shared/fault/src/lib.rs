@@ -4,7 +4,7 @@
 //! - a point: `commit.manifest` is before the call does anything, `commit.manifest.temp` after its temporary file is written
 //!   and synced, `commit.manifest.done` after the new name is durable;
 //! - a sync of a point: `commit.manifest.fsync` (of a file), `commit.manifest.fsync_dir` (of a directory);
-//! - `*`: any system call that changes a file system. [`crate::io`] makes all of them and counts them over the process.
+//! - `*`: any system call that changes a file system. `trainctl_store::io` makes all of them and counts them over the process.
 //!
 //! `nth` counts from 1, `*` means each. `what` is `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself), `hang` (this thread
 //! goes no further), the error with which the call fails (`eio`, `enospc`, `edquot`, `erofs`), or, for a sync only, `skip`: it
@@ -35,16 +35,19 @@ const ANY_CALL: &str = "*";
 pub struct FailPoint(pub &'static str);
 
 macro_rules! points {
-    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
+    ($($(#[$group_doc:meta])* $group:ident { $($(#[$doc:meta])* $name:ident = $text:literal;)* })*) => {
         impl FailPoint {
-            $($(#[$doc])* pub const $name: FailPoint = FailPoint($text);)*
-            /// Every point of this crate.
-            pub const ALL: &'static [FailPoint] = &[$(FailPoint::$name),*];
+            $($($(#[$doc])* pub const $name: FailPoint = FailPoint($text);)*)*
+            $($(#[$group_doc])* pub const $group: &'static [FailPoint] = &[$(FailPoint::$name),*];)*
+            /// All points, group by group.
+            pub const ALL: &'static [&'static [FailPoint]] = &[$(FailPoint::$group),*];
         }
     };
 }
 
 points! {
+    /// Those of `trainctl_store`: whatever happens to a run directory, and loading from it.
+    STORE {
     /// Taking a term or a generation.
     NUMBER_TAKE = "numbers.take";
     /// Removing what killed processes left of taking one.
@@ -115,21 +118,35 @@ points! {
     ROW_REPAIR = "rows.repair";
     /// Moving rows to `abandoned/`.
     ROW_CUT = "rows.cut";
-}
-
-/// Points of a trainer that are no calls of this crate; they have the stage before only ([`pass`]).
-impl FailPoint {
+    }
+    /// Those of a worker's spool, through which a rank's reports reach the coordinator.
+    SPOOL {
+    /// Adding a report or an acknowledgement.
+    SPOOL_APPEND = "spool.append";
+    /// Making them durable.
+    SPOOL_SYNC = "spool.sync";
+    /// Making the file anew, at the first start and to forget what is acknowledged.
+    SPOOL_REPLACE = "spool.replace";
+    }
+    /// Those of a trainer that are no calls of the store; they have the stage before only ([`pass`]).
+    TRAINER {
     /// The state is about to be copied to host memory.
-    pub const SAVE_SNAPSHOT: FailPoint = FailPoint("save.snapshot");
+    SAVE_SNAPSHOT = "save.snapshot";
     /// A rank's shards are durable, and nobody has been told.
-    pub const SAVE_REPORT: FailPoint = FailPoint("save.report");
+    SAVE_REPORT = "save.report";
     /// A checkpoint fits the model, and nothing of it is loaded.
-    pub const LOAD_STATE: FailPoint = FailPoint("load.state");
-    /// Every point of a trainer.
-    pub const TRAINER: &'static [FailPoint] = &[Self::SAVE_SNAPSHOT, Self::SAVE_REPORT, Self::LOAD_STATE];
+    LOAD_STATE = "load.state";
+    }
+    /// Those of the coordinator's journal.
+    JOURNAL {
+    /// Writing a job's record.
+    JOURNAL_WRITE = "journal.write";
+    /// Copying a predecessor's.
+    JOURNAL_COPY = "journal.copy";
+    }
 }
 
-/// Passes a point that is no call of this crate: kills, freezes or fails where the environment says so.
+/// Passes a point that is no call of the store: kills, freezes or fails where the environment says so.
 ///
 /// # Errors
 /// The error of the fault.
@@ -285,17 +302,26 @@ impl Faults {
     }
 
     /// Passes a point; acts if a rule says so.
-    pub(crate) fn hit(&self, point: FailPoint, stage: Stage) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The error that the rule names.
+    pub fn hit(&self, point: FailPoint, stage: Stage) -> io::Result<()> {
         self.pass(point.0, stage.suffix()).map(|_| ())
     }
 
     /// Passes a system call that changes a file system.
-    pub(crate) fn call(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The error that the rule names.
+    pub fn call(&self) -> io::Result<()> {
         self.pass(ANY_CALL, "").map(|_| ())
     }
 
     /// Passes a sync, which is such a call too. Whether it is to be made.
-    pub(crate) fn sync(&self, point: FailPoint, what: Synced) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// The error that the rule names.
+    pub fn sync(&self, point: FailPoint, what: Synced) -> io::Result<bool> {
         self.call()?;
         self.pass(point.0, what.suffix())
     }
@@ -375,10 +401,10 @@ mod tests {
 
     #[test]
     fn no_two_points_have_one_name() {
-        let mut names: Vec<_> = [FailPoint::ALL, FailPoint::TRAINER].concat().iter().map(|point| point.0).collect();
-        let all = names.len();
+        let mut names: Vec<_> = FailPoint::ALL.concat().iter().map(|point| point.0).collect();
+        let count = names.len();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), all);
+        assert_eq!(names.len(), count);
     }
 }
