@@ -95,7 +95,8 @@ async fn start_owner(
 ) -> Result<Handle> {
     let records = journal.jobs()?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let policy = Policy::default();
+    let lease = std::env::var(Policy::LEASE_VARIABLE).ok();
+    let policy = Policy::with_lease(lease.as_deref()).map_err(anyhow::Error::msg)?;
     let seed = u64::from_str_radix(&auth::random_hex(8)?, 16).unwrap_or_default();
     let core = Core::new(policy, clock.now(), seed);
     let (mut owner, handle) = Owner::new(core, clock, Box::new(journal), stores);

@@ -175,6 +175,24 @@ pub struct Policy {
     pub prepare_retry: Duration,
 }
 
+impl Policy {
+    /// Names a lease in milliseconds, for tests that cannot wait for the usual one.
+    pub const LEASE_VARIABLE: &'static str = "TRAINCTL_LEASE_MS";
+
+    /// The usual times, or with a worker's lease of `lease_ms`, a take-over's grace to match, and no long pauses.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn with_lease(lease_ms: Option<&str>) -> Result<Self, String> {
+        let usual = Self::default();
+        let Some(text) = lease_ms else { return Ok(usual) };
+        let bad = || format!("{}={text}: must be a number of milliseconds from 1000 on", Self::LEASE_VARIABLE);
+        let lease = Duration::from_millis(text.parse().ok().filter(|ms| *ms >= 1000).ok_or_else(bad)?);
+        let liveness = liveness::Policy { lease, grace: 2 * lease, ..usual.liveness };
+        Ok(Self { liveness, commit_retry: lease, prepare_retry: lease })
+    }
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Self {
