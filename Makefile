@@ -37,6 +37,11 @@ bench-checkpoint: build ## Measure checkpoints against memcpy, dd, b3sum and PyT
 	$(WITH_TORCH) cargo build --release --locked --examples -p trainctl-store -p trainctl-engine
 	python3 bench/checkpoint.py --python "$$(scripts/oracle-venv.sh)" --b3sum "$$(scripts/b3sum.sh)" $(BENCH)
 
+.PHONY: matrix
+matrix: build ## Every case of the crash matrices (an hour or more); `make test` carries out a sample
+	$(WITH_TORCH) TRAINCTL_MATRIX=all cargo nextest run --release --locked --workspace --profile matrix \
+		-E 'binary(crash) | test(/^matrix::/)'
+
 .PHONY: fmt
 fmt: ## Check the formatting
 	cargo fmt --all -- --check

@@ -67,6 +67,44 @@ const NEEDS_TORCH: [&str; 3] = ["trainctl-collective", "trainctl-engine", "train
 /// Where `unsafe` may be written.
 const UNSAFE: [&str; 2] = ["worker/collective/src/ffi/", "shared/dataset/src/map.rs"];
 
+/// Where files may be changed without `trainctl_store::io`: nothing of this is a checkpoint, a pointer or a row.
+const CHANGES_FILES: [(&str, &str); 13] = [
+    ("shared/store/src/io/", "the one module"),
+    ("shared/fault/src/", "traces of tests"),
+    ("shared/dataset/src/", "corpora, tokenizers and index caches"),
+    ("shared/runtime/src/", "endpoints, tokens and keys"),
+    ("coordinator/src/journal.rs", "the journal, which only its term names"),
+    ("coordinator/src/server.rs", "the state directory itself"),
+    ("coordinator/src/runs.rs", "a control directory itself"),
+    ("trainctl/src/attached.rs", "the run directory itself"),
+    ("trainctl/src/supervise/mod.rs", "logs of daemons"),
+    ("worker/daemon/src/state.rs", "a worker's own state"),
+    ("worker/daemon/src/spool/file.rs", "a worker's own spool"),
+    ("worker/daemon/src/trainer/", "logs of trainers"),
+    ("worker/engine/src/memory.rs", "/proc"),
+];
+
+/// Calls that change files.
+const CHANGING_CALLS: [&str; 17] = [
+    "fs::write(",
+    "fs::copy(",
+    "fs::rename(",
+    "fs::hard_link(",
+    "fs::create_dir(",
+    "fs::create_dir_all(",
+    "fs::remove_file(",
+    "fs::remove_dir(",
+    "fs::remove_dir_all(",
+    "fs::set_permissions(",
+    "DirBuilder::",
+    "File::create(",
+    "File::create_new(",
+    "File::options(",
+    "OpenOptions::new(",
+    ".set_len(",
+    "fs::symlink",
+];
+
 fn metadata() -> Metadata {
     let manifest = programs::workspace().join("Cargo.toml");
     MetadataCommand::new().manifest_path(manifest).no_deps().other_options(["--offline".to_owned()]).exec().unwrap()
@@ -174,4 +212,32 @@ fn the_decisions_of_the_coordinator_are_pure() {
         }
     }
     assert!(seen > 3, "coordinator/src/decide/ was not found");
+}
+
+/// The part of a source file that goes into a program.
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap_or_default()
+}
+
+#[test]
+fn files_are_changed_and_buckets_are_reached_only_through_the_stores_io() {
+    let is_program = |path: &str| {
+        let in_sources = path.contains("/src/") && !path.starts_with("tests/");
+        in_sources && !path.contains("tests") && !path.contains("/examples/")
+    };
+    let mut used = Vec::new();
+    for (path, text) in sources().iter().filter(|(path, _)| is_program(path)) {
+        let code = || without_tests(text).lines().filter(|line| !line.trim_start().starts_with("//"));
+        let changes = code().any(|line| CHANGING_CALLS.iter().any(|call| line.contains(call)));
+        let place = CHANGES_FILES.iter().position(|(place, _)| path.starts_with(place));
+        assert!(!changes || place.is_some(), "{path} changes files; use trainctl_store::io, or add it with the reason");
+        used.extend(place.filter(|_| changes));
+        let reaches = code().any(|line| line.contains("object_store::"));
+        assert!(
+            !reaches || path.starts_with("shared/store/src/io/"),
+            "{path} reaches a bucket; use trainctl_store::io"
+        );
+    }
+    let unused = (0..CHANGES_FILES.len()).filter(|index| !used.contains(index)).map(|index| CHANGES_FILES[index].0);
+    assert_eq!(unused.collect::<Vec<_>>(), Vec::<&str>::new(), "these need no exception any more");
 }

@@ -39,8 +39,8 @@ macro_rules! points {
         impl FailPoint {
             $($($(#[$doc])* pub const $name: FailPoint = FailPoint($text);)*)*
             $($(#[$group_doc])* pub const $group: &'static [FailPoint] = &[$(FailPoint::$name),*];)*
-            /// All points, group by group.
-            pub const ALL: &'static [&'static [FailPoint]] = &[$(FailPoint::$group),*];
+            /// All points of all groups.
+            pub const ALL: &'static [FailPoint] = &[$($(FailPoint::$name,)*)*];
         }
     };
 }
@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn no_two_points_have_one_name() {
-        let mut names: Vec<_> = FailPoint::ALL.concat().iter().map(|point| point.0).collect();
+        let mut names: Vec<_> = FailPoint::ALL.iter().map(|point| point.0).collect();
         let count = names.len();
         names.sort_unstable();
         names.dedup();

@@ -63,6 +63,8 @@ pub struct Node {
 struct Named {
     since: Instant,
     before: Option<Ino>,
+    /// Who made it, and sees it at once.
+    by: usize,
 }
 
 /// A rename between two directories of which neither is synced yet.
@@ -84,6 +86,8 @@ pub struct Image {
     places: HashMap<Ino, (Ino, String)>,
     next: Ino,
     changes: u64,
+    /// The mount through which calls come.
+    pub actor: usize,
 }
 
 impl Default for Image {
@@ -97,6 +101,7 @@ impl Default for Image {
             places: HashMap::new(),
             next: ROOT + 1,
             changes: 0,
+            actor: 0,
         }
     }
 }
@@ -134,11 +139,11 @@ impl Image {
         Ok(())
     }
 
-    /// What a name means. `late`: to a process that hears of new names so much later.
+    /// What a name means. `late`: to an actor that hears of others' new names so much later.
     pub fn lookup(&self, dir: Ino, name: &str, late: Duration) -> Result<Ino> {
         let ino = *self.names(dir)?.get(name).ok_or(Errno::ENOENT)?;
         match self.named.get(&(dir, name.to_owned())) {
-            Some(named) if named.since.elapsed() < late => named.before.ok_or(Errno::ENOENT),
+            Some(named) if named.by != self.actor && named.since.elapsed() < late => named.before.ok_or(Errno::ENOENT),
             _ => Ok(ino),
         }
     }
@@ -171,7 +176,7 @@ impl Image {
 
     fn put(&mut self, dir: Ino, name: &str, ino: Ino) -> Result<()> {
         let before = self.names_mut(dir)?.insert(name.to_owned(), ino);
-        self.named.insert((dir, name.to_owned()), Named { since: Instant::now(), before });
+        self.named.insert((dir, name.to_owned()), Named { since: Instant::now(), before, by: self.actor });
         self.places.insert(ino, (dir, name.to_owned()));
         Ok(())
     }

@@ -146,10 +146,14 @@ fn a_late_process_sees_new_names_later_and_until_then_what_they_meant_before() {
     image.sync(ROOT).unwrap();
     image.cut();
     file(&mut image, ROOT, "new", b"y");
+    assert!(image.lookup(ROOT, "new", late).is_ok(), "whoever made it sees it");
+    image.actor = 1;
     assert_eq!(image.lookup(ROOT, "new", late), Err(Errno::ENOENT));
     assert_eq!(image.list(ROOT, late).unwrap().len(), 1);
     assert_eq!(image.list(ROOT, NOW).unwrap().len(), 2);
+    image.actor = 0;
     image.rename((ROOT, "new"), (ROOT, "old")).unwrap();
+    image.actor = 1;
     let seen_late = image.lookup(ROOT, "old", late).unwrap();
     assert_ne!(seen_late, image.lookup(ROOT, "old", NOW).unwrap());
     assert_ne!(seen_late, old, "a cut gave it another number");

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -17,6 +17,7 @@ use fuser::{
     ReplyOpen, ReplyStatfs, ReplyWrite, Request, WriteFlags,
 };
 use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
 
 use crate::image::{Body, Image, Ino, Node};
 use crate::script::{Call, Script};
@@ -42,13 +43,16 @@ type Result<T> = std::result::Result<T, Errno>;
 /// One mount.
 struct View {
     state: Shared,
+    number: usize,
     /// How much later than the others it hears of new names.
     late: Duration,
 }
 
 impl View {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.image.actor = self.number;
+        state
     }
 
     fn entry(&self, reply: ReplyEntry, work: impl FnOnce(&mut State) -> Result<Ino>) {
@@ -356,10 +360,10 @@ impl Filesystem for View {
     }
 }
 
-fn mount(state: &Shared, dir: &Path, late: Duration) -> io::Result<BackgroundSession> {
+fn mount(state: &Shared, number: usize, dir: &Path, late: Duration) -> io::Result<BackgroundSession> {
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("faultfs".to_owned()), MountOption::NoAtime];
-    fuser::spawn_mount(View { state: Arc::clone(state), late }, dir, &config)
+    fuser::spawn_mount(View { state: Arc::clone(state), number, late }, dir, &config)
 }
 
 /// Serves until the test's end of the socket is closed.
@@ -375,14 +379,22 @@ pub(crate) fn serve() -> io::Result<()> {
         let answer = obey(&line?, &state, &mut mounts).unwrap_or_else(|reason| format!("error {reason}"));
         writeln!(answers, "{answer}")?;
     }
-    for mounted in mounts {
-        mounted.umount_and_join()?;
+    for (dir, _) in &mounts {
+        match umount2(dir.as_path(), MntFlags::MNT_DETACH) {
+            // The test has unmounted it itself, or removed the folder.
+            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
     }
     Ok(())
 }
 
 /// Carries out one command; the answer is a line.
-fn obey(line: &str, state: &Shared, mounts: &mut Vec<BackgroundSession>) -> std::result::Result<String, String> {
+fn obey(
+    line: &str,
+    state: &Shared,
+    mounts: &mut Vec<(PathBuf, BackgroundSession)>,
+) -> std::result::Result<String, String> {
     let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
     let number = |text: &str| text.parse::<u64>().map_err(|_| format!("`{text}` is no number"));
     let mut state_now = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -391,7 +403,10 @@ fn obey(line: &str, state: &Shared, mounts: &mut Vec<BackgroundSession>) -> std:
             let (late, dir) = rest.split_once(' ').ok_or("mount <milliseconds> <directory>")?;
             let late = Duration::from_millis(number(late)?);
             drop(state_now);
-            mounts.push(mount(state, Path::new(dir), late).map_err(|e| format!("mount {dir}: {e}"))?);
+            let dir = PathBuf::from(dir);
+            let session =
+                mount(state, mounts.len(), &dir, late).map_err(|e| format!("mount {}: {e}", dir.display()))?;
+            mounts.push((dir, session));
         }
         "fail" => state_now.script.add(rest.parse()?),
         "clear" => state_now.script.clear(),

@@ -115,5 +115,6 @@ fn a_second_mount_sees_new_names_late() {
     assert!(!other.path().join("new").exists());
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 0);
     fs::write(other.path().join("own"), b"y").unwrap();
+    assert_eq!(fs::read(other.path().join("own")).unwrap(), b"y");
     assert_eq!(fs::read(dir.path().join("own")).unwrap(), b"y");
 }

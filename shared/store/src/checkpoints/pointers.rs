@@ -6,6 +6,7 @@ use std::fmt;
 use super::{CheckpointStore, Listing};
 use crate::error::Result;
 use crate::fault::FailPoint;
+use crate::io::text_key;
 use crate::layout::{CheckpointName, LATEST, LOWEST_VAL};
 use crate::manifest::Metrics;
 use crate::tenure::Fence;
@@ -109,7 +110,7 @@ impl CheckpointStore {
             match to {
                 Some(name) => self.io.swap_symlink(pointer, &name.to_string(), point).await?,
                 None => {
-                    self.io.remove_file(pointer, point).await?;
+                    self.io.run(move |files| files.remove_pointer(pointer, point)).await?;
                 }
             }
             moves.push(PointerMove { pointer, from, to });
@@ -121,6 +122,7 @@ impl CheckpointStore {
     pub(super) async fn sweep_pointers(&self) -> Result<()> {
         for pointer in [LATEST, LOWEST_VAL] {
             self.io.run(move |files| files.sweep(pointer, FailPoint::POINTER_SWEEP)).await?;
+            self.io.run(move |files| files.sweep(&text_key(pointer), FailPoint::POINTER_SWEEP)).await?;
         }
         Ok(())
     }

@@ -162,8 +162,8 @@ impl Disk {
         Ok(entries)
     }
 
-    /// What a pointer names: the text of a symlink, or of the small file that stands for it where symlinks are refused.
-    /// `None` if there is neither.
+    /// What a pointer names: the text of a symlink, or of a small file of its name, or of that name with `.txt`, which NeMo
+    /// AutoModel writes where symlinks are refused and which may hold a path. `None` if there is none of them.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
@@ -172,13 +172,20 @@ impl Disk {
         match fs::read_link(&path) {
             Ok(target) => Ok(Some(target.to_string_lossy().into_owned())),
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => match self.size(key)? {
-                Some(size) if size <= MAX_POINTER_FILE => {
-                    Ok(self.read(key)?.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
-                }
+                Some(size) if size <= MAX_POINTER_FILE => self.read_pointer_file(key),
                 _ => Ok(None),
             },
-            Err(e) => absent_is_none(Err(e), "read the link", &path),
+            Err(e) if is_absent(&e) => self.read_pointer_file(&text_key(key)),
+            Err(e) => Err(Error::io("read the link", &path, e)),
         }
+    }
+
+    /// The last part of the path in a small file.
+    fn read_pointer_file(&self, key: &str) -> Result<Option<String>> {
+        let Some(bytes) = self.read(key)? else { return Ok(None) };
+        let text = String::from_utf8_lossy(&bytes);
+        let path = text.trim().trim_end_matches('/');
+        Ok(Some(path.rsplit('/').next().unwrap_or(path).to_owned()))
     }
 
     /// Makes a directory and its parents, durably. One that exists is fine.
@@ -305,7 +312,7 @@ impl Disk {
     }
 
     /// Points a symlink at `target` (a relative name) in one atomic step (C3): the name is never absent in between. Where
-    /// symlinks are refused a small file with that text takes its place, as on object stores.
+    /// symlinks are refused, a file `<key>.txt` with that text takes its place, as with NeMo AutoModel, whose tools find it.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
@@ -315,7 +322,10 @@ impl Disk {
         self.hit(point, Stage::Before, &path)?;
         let temp = temp_path(&path);
         match self.calls.symlink(target, &temp) {
-            Err(e) if links_refused(&e) => return self.put_durable(key, format!("{target}\n").as_bytes(), point),
+            Err(e) if links_refused(&e) => {
+                self.put_durable(&text_key(key), format!("{target}\n").as_bytes(), point)?;
+                return self.remove_stale(key, point);
+            }
             other => other.map_err(|e| Error::io("make the symlink", &temp, e))?,
         }
         let swap = self
@@ -326,7 +336,25 @@ impl Disk {
         }
         swap?;
         self.sync_directory(parent(&path), point)?;
+        self.remove_stale(&text_key(key), point)?;
         self.hit(point, Stage::Done, &path)
+    }
+
+    /// Removes a pointer in all its forms. `false` if there was none.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn remove_pointer(&self, key: &str, point: FailPoint) -> Result<bool> {
+        let removed = self.remove_file(key, point)?;
+        Ok(self.remove_file(&text_key(key), point)? || removed)
+    }
+
+    /// The other form of a pointer, from before the directory was copied to another file system.
+    fn remove_stale(&self, key: &str, point: FailPoint) -> Result<()> {
+        if self.size(key)?.is_some() {
+            self.remove_file(key, point)?;
+        }
+        Ok(())
     }
 
     /// Renames a directory; both parents are synced. The new parent is made if it is missing.
@@ -600,6 +628,11 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
+/// The form of a pointer that NeMo AutoModel writes where symlinks are refused.
+pub(crate) fn text_key(key: &str) -> String {
+    format!("{key}.txt")
+}
+
 fn is_file(open: &File, named: &fs::Metadata) -> io::Result<bool> {
     let open = open.metadata()?;
     Ok(named.ino() == open.ino() && named.dev() == open.dev())
@@ -617,10 +650,14 @@ fn remove_quietly(calls: &Calls, path: &Path) {
     }
 }
 
+fn is_absent(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 fn absent_is_none<T>(result: io::Result<T>, action: &'static str, path: &Path) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) if is_absent(&e) => Ok(None),
         Err(e) => Err(Error::io(action, path, e)),
     }
 }

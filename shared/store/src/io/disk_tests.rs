@@ -58,6 +58,21 @@ fn a_small_file_stands_for_a_symlink_and_is_swapped_for_one() {
 }
 
 #[test]
+fn automodels_text_files_are_read_and_go_with_the_pointer() {
+    let (_dir, disk) = disk();
+    for text in ["epoch_0_step_9", "/elsewhere/run/epoch_0_step_9/\n"] {
+        disk.put_durable("LATEST.txt", text.as_bytes(), FailPoint::POINTER_LATEST).unwrap();
+        assert_eq!(disk.read_link("LATEST").unwrap().as_deref(), Some("epoch_0_step_9"));
+    }
+    disk.swap_symlink("LATEST", "b", FailPoint::POINTER_LATEST).unwrap();
+    assert_eq!(disk.list_all("").unwrap().len(), 1, "one form is enough");
+    disk.put_durable("LATEST.txt", b"a", FailPoint::POINTER_LATEST).unwrap();
+    assert!(disk.remove_pointer("LATEST", FailPoint::POINTER_LATEST).unwrap());
+    assert_eq!(disk.read_link("LATEST").unwrap(), None);
+    assert!(!disk.remove_pointer("LATEST", FailPoint::POINTER_LATEST).unwrap());
+}
+
+#[test]
 fn where_hard_links_are_refused_the_first_creator_still_wins() {
     let (_dir, disk) = disk();
     disk.make_dir("").unwrap();

@@ -203,6 +203,17 @@ impl Files {
         }
     }
 
+    /// Removes a pointer in all its forms. `false` if there was none.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
+    pub fn remove_pointer(&self, key: &str, point: FailPoint) -> Result<bool> {
+        match self {
+            Self::Disk(disk) => disk.remove_pointer(key, point),
+            Self::Objects(objects) => objects.remove_file(key, point),
+        }
+    }
+
     /// Removes a file durably. `false` if there was none.
     ///
     /// # Errors

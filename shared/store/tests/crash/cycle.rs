@@ -209,6 +209,18 @@ async fn export(store: &CheckpointStore, dir: &Path, plan: &Plan) -> Result<(), 
     Ok(())
 }
 
+/// Both ranks' shards of a step, of generation 1.
+pub(crate) fn save(dir: &Path, name: CheckpointName) -> Result<Manifest, AnyError> {
+    let (mut files, mut digests) = (Vec::new(), Vec::new());
+    for rank in 0..2 {
+        let disk = Disk::with_faults(dir, Arc::default());
+        let (file, mut tensors) = save_rank(disk, name, rank, 1)?;
+        files.push(file);
+        digests.append(&mut tensors);
+    }
+    Ok(draft(name, 1, 1, state_hash::combine(&digests)?, files))
+}
+
 fn save_rank(
     disk: Disk,
     name: CheckpointName,

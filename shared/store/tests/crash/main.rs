@@ -10,6 +10,7 @@ mod cases;
 mod check;
 mod cuts;
 mod cycle;
+mod disk;
 mod scene;
 
 use std::os::unix::process::ExitStatusExt;
