@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use trainctl_tests::programs;
 
 /// Each package of ours and those of ours that it may use. What is missing here may use nothing.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("trainctl-spec", &[]),
     ("trainctl-fault", &[]),
     ("trainctl-proto", &["trainctl-spec"]),
@@ -68,12 +68,13 @@ const NEEDS_TORCH: [&str; 3] = ["trainctl-collective", "trainctl-engine", "train
 const UNSAFE: [&str; 2] = ["worker/collective/src/ffi/", "shared/dataset/src/map.rs"];
 
 /// Where files may be changed without `trainctl_store::io`: nothing of this is a checkpoint, a pointer or a row.
-const CHANGES_FILES: [(&str, &str); 13] = [
+const CHANGES_FILES: [(&str, &str); 14] = [
     ("shared/store/src/io/", "the one module"),
     ("shared/fault/src/", "traces of tests"),
     ("shared/dataset/src/", "corpora, tokenizers and index caches"),
     ("shared/runtime/src/", "endpoints, tokens and keys"),
     ("coordinator/src/journal.rs", "the journal, which only its term names"),
+    ("coordinator/src/hooks/", "logs of hooks"),
     ("coordinator/src/server.rs", "the state directory itself"),
     ("coordinator/src/runs.rs", "a control directory itself"),
     ("trainctl/src/attached.rs", "the run directory itself"),
@@ -102,7 +103,7 @@ const CHANGING_CALLS: [&str; 17] = [
     "File::options(",
     "OpenOptions::new(",
     ".set_len(",
-    "fs::symlink",
+    "fs::symlink(",
 ];
 
 fn metadata() -> Metadata {

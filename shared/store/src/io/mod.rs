@@ -12,8 +12,8 @@ mod reader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub(crate) use disk::{is_temporary, text_key};
 pub use disk::{Created, Disk, Entry, FileWriter as DiskWriter, Kind};
+pub(crate) use disk::{is_temporary, text_key};
 pub use files::{FileWriter, Files};
 pub(crate) use objects::UPLOAD_NOTE;
 pub use objects::{ObjectReader, ObjectWriter, Objects};
