@@ -141,7 +141,7 @@ fn loss_without(mounted: &mut Mounted, sync: &str, random: &mut StdRng) -> Optio
 }
 
 /// Syncs without which no power cut loses anything that was promised, by why.
-const EXPENDABLE: [(&str, &[&str]); 4] = [
+const EXPENDABLE: [(&str, &[&str]); 5] = [
     (
         "what comes back is removed or moved again by the next holder",
         &[
@@ -165,6 +165,7 @@ const EXPENDABLE: [(&str, &[&str]); 4] = [
         "an old or torn holder.json costs the successor a lease",
         &["holder.beat.fsync", "holder.beat.fsync_dir", "holder.release.fsync", "holder.release.fsync_dir"],
     ),
+    ("the cycle promises nothing about it", &["origin.write.fsync", "origin.write.fsync_dir"]),
     ("C6: the next holder computes it again", &["pointer.lowest_val.fsync_dir"]),
     (
         "a later sync of the same directory comes before the promise",

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use trainctl_spec::Architecture;
 use trainctl_spec::report::{ShardFile, TensorDigest};
+use trainctl_spec::start::Keep;
 use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Retention, Selector};
 use trainctl_store::export::ExportOptions;
 use trainctl_store::fault::Faults;
@@ -16,6 +17,7 @@ use trainctl_store::io::{Disk, Io};
 use trainctl_store::layout::{CheckpointName, Section, ShardName};
 use trainctl_store::manifest::{FORMAT, Manifest, Metrics};
 use trainctl_store::numbers::Taker;
+use trainctl_store::origin::Origin;
 use trainctl_store::rows::{Order, RowFile};
 use trainctl_store::shard::{ShardReader, ShardWriter, TensorView};
 use trainctl_store::tenure::{Holder, HolderInfo, Policy, Probe, TokioClock};
@@ -112,6 +114,9 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
         Err(e) => return Err(e.into()),
     };
     let step = start.as_ref().map(|start| start.manifest.step);
+    if start.is_none() {
+        origin(dir).write(&Io::with_faults(run.control(), Arc::clone(faults))).await?;
+    }
     if let Some(start) = &start {
         pin_only(&store, start.name(), generation).await?;
         plan.promise("pin", start.name().step)?;
@@ -148,6 +153,18 @@ pub(crate) async fn coordinate(dir: &Path, faults: &Arc<Faults>, plan: &Plan) ->
     export(&store, dir, plan).await?;
     tenure.release().await?;
     Ok(())
+}
+
+/// Where a run without a commit says that it begins; the cycle begins at nothing all the same.
+fn origin(dir: &Path) -> Origin {
+    Origin {
+        store: dir.display().to_string(),
+        name: CheckpointName { epoch: 0, step: 0 },
+        manifest: String::new(),
+        keep: Keep { optimizer: true, data: true, schedule: true },
+        run: None,
+        restore_from: None,
+    }
 }
 
 /// A failed commit is tried again, as the coordinator does.
