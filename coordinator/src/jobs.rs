@@ -167,9 +167,12 @@ pub fn run_task(
     (RunPorts { io, status, hooks, exports }, waiting)
 }
 
+/// A task that has not started, with its requests.
+type Queued<T, R> = Option<(T, mpsc::UnboundedReceiver<R>)>;
+
 /// A task's queue, where there is a task.
 #[expect(clippy::disallowed_methods, reason = "RunPorts says for each queue what bounds it")]
-fn queue_for<T, R>(task: Option<T>) -> (Option<mpsc::UnboundedSender<R>>, Option<(T, mpsc::UnboundedReceiver<R>)>) {
+fn queue_for<T, R>(task: Option<T>) -> (Option<mpsc::UnboundedSender<R>>, Queued<T, R>) {
     match task {
         None => (None, None),
         Some(task) => {

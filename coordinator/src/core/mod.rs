@@ -454,7 +454,7 @@ impl Core {
     fn io_done(&mut self, id: &JobId, result: IoResult, at: Moment, out: &mut Vec<Effect>) {
         match result {
             IoResult::Done(tokens) => self.acknowledge(tokens, out),
-            IoResult::Prepared(prepared) => self.prepared(id, prepared, at, out),
+            IoResult::Prepared(prepared) => self.prepared(id, *prepared, at, out),
             IoResult::Committed(committed) => self.committed(id, *committed, at, out),
             IoResult::Known(known) => {
                 if let Some(job) = self.jobs.get_mut(id) {

@@ -143,7 +143,7 @@ impl World {
         self.generation += 1;
         let generation = Generation(self.generation);
         let prepared = Prepared { generation, start, pointers: Default::default(), notes: Vec::new() };
-        self.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Ok(prepared))) });
+        self.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Box::new(Ok(prepared)))) });
     }
 
     fn report(&mut self, session: SessionId, rank: u32, report: Report) {
@@ -624,7 +624,7 @@ fn a_directory_that_cannot_be_made_ready_is_waited_out() {
     let asked = |world: &World| world.io.iter().filter(|request| matches!(request, IoRequest::Prepare(_))).count();
     assert_eq!(asked(&world), 1);
     let full = Cause::Storage { message: "no space left".to_owned() };
-    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Err(full))) });
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Box::new(Err(full)))) });
     assert_eq!(world.phase(), JobPhase::Queued);
     for _ in 0..3 {
         world.later(Duration::from_secs(2));

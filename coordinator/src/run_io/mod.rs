@@ -105,7 +105,7 @@ pub enum IoResult {
     /// These records' effects are durable.
     Done(Vec<AckToken>),
     /// A generation may form, or why not.
-    Prepared(Result<Prepared, Cause>),
+    Prepared(Box<Result<Prepared, Cause>>),
     /// A commit was made, or failed.
     Committed(Box<Committed>),
     /// What the directory held when the task started.
@@ -260,7 +260,8 @@ impl RunTask {
                 IoRequest::Prepare(request) => {
                     let prepared = self.prepare(&store, &mut rows, &request).await;
                     if let Some(prepared) = self.unless_superseded(prepared).await? {
-                        self.answer(IoResult::Prepared(prepared.map_err(|error| error.cause(&request.from)))).await?;
+                        self.answer(IoResult::Prepared(Box::new(prepared.map_err(|error| error.cause(&request.from)))))
+                            .await?;
                     }
                 }
                 IoRequest::Release => {
@@ -287,7 +288,9 @@ impl RunTask {
         tracing::error!(job = %self.job, %error, "the place of the checkpoints cannot be used");
         while let Some(request) = requests.recv().await {
             match request {
-                IoRequest::Prepare(request) => self.answer(IoResult::Prepared(Err(error.cause(&request.from)))).await?,
+                IoRequest::Prepare(request) => {
+                    self.answer(IoResult::Prepared(Box::new(Err(error.cause(&request.from))))).await?
+                }
                 IoRequest::Commit(request) => {
                     let outcome = Err(CommitError { reason: error.to_string(), refused: false });
                     let (generation, kind, step) = (request.generation, request.kind, request.step);

@@ -6,7 +6,13 @@
 //! `Saver::save`, each time after the save before is durable. The copy has as many threads as the snapshot. The last line on
 //! standard output is a JSON object; the first round warms up and is not in it.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for measuring, not part of the product")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program for measuring, not part of the product"
+)]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //!
 //! Every load in these runs is verified against the manifest's state hash (`TRAINCTL_VERIFY_LOAD`).
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "helpers of tests")]
 
 mod support;
 

@@ -141,7 +141,7 @@ mod tests {
             (collective_error(lost), code::PEER_LOST),
             (collective_error(argument), code::ERROR),
             (Error::NonFinite { step: Step(1), loss: f64::NAN, grad_norm: 1.0 }, code::NON_FINITE),
-            (Error::Load { name: "epoch_0_step_9".into(), why: "hash".into() }, code::DISK),
+            (Error::Load { what: "checkpoint epoch_0_step_9".into(), why: "hash".into() }, code::DISK),
             (Error::Spec("x".into()), code::ERROR),
             (torch("CUDA out of memory. Tried to allocate 2 GiB"), code::OUT_OF_MEMORY),
             (torch("CUDA error: an illegal memory access was encountered"), code::DEVICE),

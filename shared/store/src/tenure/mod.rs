@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::Io;
 use crate::numbers::{Numbers, Taker};
+use crate::origin::ORIGIN;
 use crate::wall;
 
 /// How often a holder calls [`Tenure::beat`].
@@ -241,6 +242,7 @@ impl Tenure {
                     if let Some(term) = numbers.take_term(highest, &info.process).await? {
                         let tenure = Self { io: control, numbers, term, info, written: tokio::sync::Mutex::default() };
                         tenure.io.run(|files| files.sweep(HOLDER, FailPoint::HOLDER_SWEEP)).await?;
+                        tenure.io.run(|files| files.sweep(ORIGIN, FailPoint::HOLDER_SWEEP)).await?;
                         tenure.numbers.sweep().await?;
                         tenure.write_holder(false, FailPoint::HOLDER_BEAT).await?;
                         tracing::info!(term = term.0, ?reason, "holds the run directory");

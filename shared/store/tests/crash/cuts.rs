@@ -47,7 +47,7 @@ pub(crate) fn cut(mounted: &mut Mounted, scene: Scene, fault: &str, write_back: 
     let promises = outside.path().join("promises");
     let run = mounted.run(scene);
     let status = Start { scene, dir: &run, promises: &promises, fault, trace: None }.spawn().wait().unwrap();
-    if !status.success() && !std::os::unix::process::ExitStatusExt::signal(&status).is_some_and(|signal| signal == 9) {
+    if !status.success() && std::os::unix::process::ExitStatusExt::signal(&status).is_none_or(|signal| signal != 9) {
         return Err(format!(
             "the child ended in disorder: {}",
             std::fs::read_to_string(crate::scene::said(&promises)).unwrap()

@@ -102,6 +102,8 @@ fn freeze(case: &Case) -> Result<(), String> {
     let pid = Pid::from_raw(child.id() as i32);
     let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
     if !matches!(stopped, WaitStatus::Stopped(..)) {
+        // It has ended and been waited for, if it was not stopped.
+        drop(child.wait());
         return Err(format!("not reached: {stopped:?}"));
     }
     let taken_over = block_on(async {

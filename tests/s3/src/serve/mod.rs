@@ -137,8 +137,7 @@ async fn answer(request: Request<Incoming>, service: S3Service, control: &Contro
         }
         None => {
             let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-            let request =
-                request.map(|body| s3s::Body::from(faults::part_that_kills(&entry, body, control, &switches)));
+            let request = request.map(|body| faults::part_that_kills(&entry, body, control, &switches));
             match service.call(request).await {
                 Ok(_) if changes && control.draw(switches.lose) => {
                     fault = Some("lost");

@@ -88,6 +88,7 @@ pub(crate) fn run() {
 }
 
 /// A child that was frozen wakes up fenced, or finds that somebody else moved on.
+#[expect(clippy::exit, reason = "the code tells the parent that the child ended in order")]
 fn report(outcome: Result<(), cycle::AnyError>) {
     let Err(error) = outcome else { return };
     eprintln!("ended: {error}");

@@ -95,7 +95,7 @@ pub enum Outgoing {
     /// Answer to a command.
     Result(CommandResult),
     /// From the trainer.
-    Report(RankReport),
+    Report(Box<RankReport>),
 }
 
 /// State of the stream.
@@ -280,7 +280,7 @@ impl Machine {
                     Trainer::Running { formed, .. } => formed.clone(),
                     _ => None,
                 };
-                formed.map(|report| Effect::Send(Outgoing::Report(*report))).into_iter().chain([Effect::Pump]).collect()
+                formed.map(|report| Effect::Send(Outgoing::Report(report))).into_iter().chain([Effect::Pump]).collect()
             }
             Command::Beat(_) => Vec::new(),
             Command::Ack(ack) => vec![Effect::Acked(ack)],
@@ -456,7 +456,7 @@ impl Machine {
                 _ => {}
             }
         }
-        vec![Effect::Send(Outgoing::Report(report))]
+        vec![Effect::Send(Outgoing::Report(Box::new(report)))]
     }
 
     fn started(&mut self, pid: u32, start_time: u64) -> Vec<Effect> {

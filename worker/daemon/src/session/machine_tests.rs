@@ -261,8 +261,11 @@ fn that_the_trainer_is_formed_is_said_again_on_a_new_stream() {
     let welcome = || Event::Heard(Command::Welcome(Welcome { incarnation: "x".to_owned(), lease_ms: 3_000 }));
     assert_eq!(machine.on(NOW, welcome()), [Effect::Pump]);
     let formed = RankReport { fence: Some(fence(7, 5)), rank: 1, report: Some(Report::Formed(Formed {})) };
-    assert_eq!(machine.on(NOW, Event::Said(formed.clone())), [Effect::Send(Outgoing::Report(formed.clone()))]);
-    assert_eq!(machine.on(NOW, welcome()), [Effect::Send(Outgoing::Report(formed)), Effect::Pump]);
+    assert_eq!(
+        machine.on(NOW, Event::Said(formed.clone())),
+        [Effect::Send(Outgoing::Report(Box::new(formed.clone())))]
+    );
+    assert_eq!(machine.on(NOW, welcome()), [Effect::Send(Outgoing::Report(Box::new(formed))), Effect::Pump]);
     machine.on(NOW, Event::Gone);
     assert_eq!(machine.on(NOW, welcome()), [Effect::Pump]);
 }

@@ -239,7 +239,7 @@ impl<P: Processes> Owner<P> {
                 tracing::info!(command = %result.command_id, error = %result.error, stale = result.stale, "command answered");
                 Body::CommandResult(result)
             }
-            Outgoing::Report(report) => Body::RankReport(report),
+            Outgoing::Report(report) => Body::RankReport(*report),
         };
         if let Some(wire) = &self.wire
             && wire.outgoing.try_send(WorkerMessage { seq: 0, age_ms: 0, body: Some(body) }).is_err()

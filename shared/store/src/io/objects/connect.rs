@@ -46,7 +46,9 @@ fn retries() -> RetryConfig {
 
 /// The client of a bucket: made once in the life of a process.
 pub(super) fn client(url: &BucketUrl) -> Result<Arc<Client>> {
-    static CLIENTS: Mutex<Option<HashMap<(Service, String), Arc<Client>>>> = Mutex::new(None);
+    /// By service and bucket.
+    type Clients = HashMap<(Service, String), Arc<Client>>;
+    static CLIENTS: Mutex<Option<Clients>> = Mutex::new(None);
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
     let clients = clients.get_or_insert_default();
     let key = (url.service(), url.bucket().to_owned());
