@@ -114,15 +114,43 @@ impl Scratch {
         self.bin_dir = bin;
     }
 
+    /// From now on the programs are those of a folder of this test, where the first starts of `program` meet a fault each
+    /// (`TRAINCTL_FAULT`, one entry for a start; empty = none), and no other process does.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn inject(&mut self, program: &str, faults: &[&str]) {
+        let (bin, real) = (self.join("bin"), self.join("bin/real"));
+        fs::create_dir_all(&real).unwrap();
+        for name in ["trainctl", "trainctl-coordinator", "trainctl-worker", "trainctl-trainer"] {
+            let folder = if name == program { &real } else { &bin };
+            let (from, to) = (programs::path(name), folder.join(name));
+            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(|_| ())).unwrap();
+        }
+        let wrapped = real.join(program);
+        let starts = faults.iter().enumerate().map(|(start, fault)| {
+            let first = self.join(&format!("start-{start}"));
+            let set = if fault.is_empty() { String::new() } else { format!("TRAINCTL_FAULT='{fault}' ") };
+            format!("if mkdir '{}' 2>/dev/null; then {set}exec '{}' \"$@\"; fi\n", first.display(), wrapped.display())
+        });
+        let starts: String = starts.collect();
+        write_script(&bin.join(program), &format!("{starts}exec '{}' \"$@\"", wrapped.display()));
+        if program == "trainctl-worker" {
+            // A worker starts the trainer that lies beside it, with its own environment.
+            let trainer = programs::path("trainctl-trainer");
+            let script = format!("unset TRAINCTL_FAULT\nexec '{}' \"$@\"", trainer.display());
+            write_script(&real.join("trainctl-trainer"), &script);
+        }
+        self.bin_dir = bin;
+    }
+
     /// A trainer's script for `trainctl-worker --trainer`. See [`Scratch::wrap_trainer`].
     ///
     /// # Panics
     /// If it cannot be written.
     pub fn write_trainer(&self, path: &Path, script: &str) {
-        use std::os::unix::fs::PermissionsExt;
         let trainer = programs::path("trainctl-trainer");
-        fs::write(path, format!("#!/bin/sh\nTRAINER='{}'\n{script}\n", trainer.display())).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(path, &format!("TRAINER='{}'\n{script}", trainer.display()));
     }
 
     /// Pids of all living processes that this test's commands started, directly or not.
@@ -153,6 +181,12 @@ impl Drop for Scratch {
             fs::remove_dir_all(&self.dir).unwrap_or_else(|error| eprintln!("{}: {error}", self.dir.display()));
         }
     }
+}
+
+fn write_script(path: &Path, script: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// Logs and rows below a folder.

@@ -10,6 +10,7 @@
 mod architecture;
 mod checkpoints;
 mod coordinator_away;
+mod disk;
 mod export;
 mod failing_trainers;
 mod fork;
@@ -18,6 +19,7 @@ mod hostile_bytes;
 mod killed_trainers;
 mod killed_workers;
 mod malformed_specs;
+mod matrix;
 mod object_store;
 mod reading;
 mod resharding;
@@ -25,3 +27,9 @@ mod resume;
 mod state_hash;
 mod tokenizer;
 mod world_sizes;
+
+/// The process that serves a file system of [`trainctl_faultfs`].
+#[test]
+fn faultfs_server() {
+    trainctl_faultfs::serve_if_asked();
+}

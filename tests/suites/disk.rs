@@ -1,0 +1,110 @@
+//! Real runs on disks that are full, over quota, broken or read-only, and on file systems that refuse links: the job survives,
+//! or stops with the cause (`store/tests/crash/disk.rs` has the store's part, call by call).
+
+use std::time::{Duration, Instant};
+
+use trainctl_faultfs::{FaultFs, have_fuse};
+use trainctl_tests::job::Job;
+use trainctl_tests::programs;
+use trainctl_tests::reference::unbroken;
+use trainctl_tests::run::{Run, assert_same_rows};
+use trainctl_tests::scratch::Scratch;
+
+/// A stop with the cause comes so soon.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A run directory on a file system of its own. Unmounted before the scratch folder is removed: fields are dropped in order.
+struct Site {
+    fs: FaultFs,
+    job: Job,
+    run: Run,
+    scratch: Scratch,
+}
+
+impl Site {
+    fn new(test: &str) -> Option<Self> {
+        if !programs::have_trainer() || !have_fuse() {
+            return None;
+        }
+        let scratch = Scratch::new(test);
+        let mounted = scratch.join("disk");
+        std::fs::create_dir(&mounted).unwrap();
+        let fs = FaultFs::mount(&mounted, "faultfs_server").unwrap();
+        let job = Job { steps: 30, ckpt_every: 5, val_every: 5, ..Job::new(mounted.join("run")).slow() };
+        Some(Self { fs, run: Run::new(&job.run_dir), job, scratch })
+    }
+
+    fn start(&self) -> trainctl_tests::process::Process {
+        let spec = self.job.write(self.scratch.join("job.yaml"));
+        self.scratch.trainctl(["run", spec.to_str().unwrap()])
+    }
+
+    /// It ended as if nothing had happened.
+    fn assert_unharmed(&self) {
+        let want = unbroken(&self.job);
+        assert_same_rows(&self.run, &want, self.job.steps);
+        let newest = self.run.commits().pop().unwrap();
+        assert_eq!(newest.state_hash, want.latest().state_hash);
+        self.scratch.trainctl(["checkpoints", "verify", self.job.run_dir.to_str().unwrap()]).wait().expect_code(0);
+    }
+}
+
+/// Something fails from the first commit on until a person makes room.
+fn survives(test: &str, rule: &str, noticed: impl Fn(&Run) -> bool) {
+    let Some(mut site) = Site::new(test) else { return };
+    let mut trainctl = site.start();
+    let first = site.run.wait_for_commit(4).step;
+    site.fs.fail(rule).unwrap();
+    trainctl_tests::wait::until_true(&format!("a failure by `{rule}`"), || noticed(&site.run));
+    let at_failure = site.run.commits().pop().unwrap().step;
+    assert!(at_failure >= first);
+    site.fs.clear().unwrap();
+    trainctl.wait().expect_code(0);
+    site.assert_unharmed();
+}
+
+fn says(run: &Run, text: &str) -> bool {
+    run.events().iter().any(|event| event.to_string().contains(text))
+}
+
+#[test]
+fn p2_a_full_disk_in_a_shard_costs_that_save_only() {
+    survives("disk-full", "write 3 ENOSPC /model/", |run| says(run, "No space left on device"));
+}
+
+#[test]
+fn p2_a_quota_at_the_manifest_is_retried_until_there_is_room() {
+    survives("disk-quota", "write 1 EDQUOT manifest.json", |run| says(run, "quota"));
+}
+
+#[test]
+fn p2_an_io_error_at_the_pointer_is_retried() {
+    survives("disk-pointer", "rename 1 EIO LATEST", |run| says(run, "Input/output error"));
+}
+
+#[test]
+fn p2_where_symlinks_and_hard_links_are_refused_a_run_goes_through_and_resumes() {
+    let Some(mut site) = Site::new("disk-links") else { return };
+    site.fs.fail("symlink 1 EPERM ").unwrap();
+    site.fs.fail("link 1 EPERM ").unwrap();
+    let spec = site.job.write(site.scratch.join("job.yaml"));
+    let run = |until: &str| site.scratch.trainctl(["run", spec.to_str().unwrap(), "--until-step", until]).wait();
+    run("12").expect_code(0);
+    let latest = || std::fs::read_to_string(site.job.run_dir.join("LATEST.txt")).unwrap();
+    assert_eq!(latest().trim(), "epoch_0_step_11");
+    let arguments = ["resume", site.job.run_dir.to_str().unwrap(), "--from", "LATEST"];
+    site.scratch.trainctl(arguments).wait().expect_code(0);
+    assert_eq!(latest().trim(), "epoch_0_step_29");
+    site.assert_unharmed();
+}
+
+#[test]
+fn p8_a_read_only_disk_is_named_at_once() {
+    let Some(mut site) = Site::new("disk-read-only") else { return };
+    site.fs.fail("change 1 EROFS ").unwrap();
+    let started = Instant::now();
+    let ended = site.start().wait();
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    assert_ne!(ended.code, Some(0));
+    ended.expect_said("Read-only file system");
+}
