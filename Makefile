@@ -40,7 +40,7 @@ bench-checkpoint: build ## Measure checkpoints against memcpy, dd, b3sum and PyT
 .PHONY: matrix
 matrix: build ## Every case of the crash matrices (an hour or more); `make test` carries out a sample
 	$(WITH_TORCH) TRAINCTL_MATRIX=all cargo nextest run --release --locked --workspace --profile matrix \
-		-E 'binary(crash) | test(/^matrix::/)'
+		--run-ignored all -E 'binary(crash) | test(/^matrix::/)'
 
 .PHONY: fmt
 fmt: ## Check the formatting

@@ -196,16 +196,19 @@ fn matrix(program: &'static str, sample: usize, points: &[FailPoint], more: Vec<
 }
 
 #[test]
+#[ignore = "takes minutes, and is not known to pass yet (docs/plan.md): `make matrix` runs it"]
 fn p4_a_trainer_that_ends_fails_or_freezes_at_a_fail_point_changes_nothing() {
     matrix("trainctl-trainer", 4, &[FailPoint::SAVE_SNAPSHOT, FailPoint::SAVE_REPORT], reloads());
 }
 
 #[test]
+#[ignore = "takes minutes, and is not known to pass yet (docs/plan.md): `make matrix` runs it"]
 fn p4_a_worker_that_ends_fails_or_freezes_at_a_fail_point_changes_nothing() {
     matrix("trainctl-worker", 4, FailPoint::SPOOL, vec![]);
 }
 
 #[test]
+#[ignore = "takes minutes, and is not known to pass yet (docs/plan.md): `make matrix` runs it"]
 fn p2_a_coordinator_that_ends_fails_or_freezes_at_a_fail_point_changes_nothing() {
     matrix("trainctl-coordinator", 6, FailPoint::JOURNAL, takeovers());
 }
