@@ -95,6 +95,14 @@ pub struct StartPoint {
     pub parent: Option<ForkParent>,
 }
 
+impl StartPoint {
+    /// The step of the run's own checkpoint that it is; `None` if the run begins here. Nothing later exists by then (C6).
+    pub fn own_step(&self) -> Option<u64> {
+        let is_own = !self.checkpoint.is_empty() && self.store.is_empty();
+        self.step.checked_sub(1).filter(|_| is_own)
+    }
+}
+
 /// Who carries a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {

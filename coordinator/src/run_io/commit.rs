@@ -58,7 +58,10 @@ impl RunTask {
         }
         self.pin_for_followers(store, request.kind, name).await;
         // One look for pointers and for retention, which takes its second one itself (C2).
-        let listing = store.list().await?;
+        let mut listing = store.list().await?;
+        if self.retire_late(store, &listing, request.generation, request.started_from.own_step()).await? {
+            listing = store.list().await?;
+        }
         let retention = self.retention(request.kind);
         let moves = store.point(&*self.tenure, &listing, self.best_metric_key()).await?;
         let commit_seconds = started.elapsed().as_secs_f64();

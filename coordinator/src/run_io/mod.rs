@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use trainctl_spec::report::{SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::state::Cause;
 use trainctl_spec::{Generation, JobId, JobSpec};
-use trainctl_store::checkpoints::{ResolveError, Retention};
+use trainctl_store::checkpoints::{Listing, ResolveError, Retention};
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced};
 
@@ -213,11 +213,13 @@ impl RunTask {
         let fence: Arc<dyn Fence> = self.tenure.clone();
         let mut rows = Rows::open(&RunDir::new(&self.spec.run_dir), self.spec.validation_datasets.keys(), &fence);
         self.answer(IoResult::Known(Box::new(known(&self.spec).await))).await?;
-        self.take_over(&store, &weights).await?;
+        self.take_over(&store, &weights, None).await?;
         // C2: once more when a predecessor that was frozen at our takeover must have done what it was about to do.
         let second_look = tokio::time::sleep(TAKEOVER_LEASE);
         tokio::pin!(second_look);
         let mut looked = false;
+        // The generation that was prepared last, and the step after which it starts.
+        let mut begun = None;
         let mut unsynced: Vec<AckToken> = Vec::new();
         loop {
             let request = tokio::select! {
@@ -228,7 +230,7 @@ impl RunTask {
                 },
                 () = &mut second_look, if !looked => {
                     looked = true;
-                    self.take_over(&store, &weights).await?;
+                    self.take_over(&store, &weights, begun).await?;
                     continue;
                 }
                 () = tokio::time::sleep(SYNC_AFTER), if !unsynced.is_empty() => {
@@ -260,6 +262,7 @@ impl RunTask {
                 IoRequest::Prepare(request) => {
                     let prepared = self.prepare(&store, &mut rows, &request).await;
                     if let Some(prepared) = self.unless_superseded(prepared).await? {
+                        begun = prepared.as_ref().ok().map(|begun| (begun.generation, begun.start.own_step()));
                         self.answer(IoResult::Prepared(Box::new(prepared.map_err(|error| error.cause(&request.from)))))
                             .await?;
                     }
@@ -303,24 +306,50 @@ impl RunTask {
         Ok(())
     }
 
-    /// Undoes late renames, recomputes pointers and drops what retention would have (C2, C6).
-    async fn take_over(&self, store: &CheckpointStore, weights: &CheckpointStore) -> Result<(), crate::owner::Gone> {
+    /// Undoes late renames and late commits, recomputes pointers and drops what retention would have (C2, C6).
+    async fn take_over(
+        &self,
+        store: &CheckpointStore,
+        weights: &CheckpointStore,
+        begun: Option<(Generation, Option<u64>)>,
+    ) -> Result<(), crate::owner::Gone> {
         let mended = async {
-            if self.has_weights(weights).await? {
-                weights.take_over(&*self.tenure, self.best_metric_key()).await?;
-                weights.prune(&*self.tenure, &self.retention(SaveKind::Weights)).await?;
+            let kinds = [(weights, SaveKind::Weights), (store, SaveKind::Full)];
+            for (store, kind) in kinds {
+                if kind == SaveKind::Weights && !self.has_weights(store).await? {
+                    continue;
+                }
+                if let Some((generation, step)) = begun {
+                    self.retire_late(store, &store.list().await?, generation, step).await?;
+                }
+                let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
+                if !taken.restored.is_empty() || !taken.moves.is_empty() {
+                    warn!(job = %self.job, ?taken, "mended what an earlier holder left");
+                }
+                store.prune(&*self.tenure, &self.retention(kind)).await?;
             }
-            let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
-            if !taken.restored.is_empty() || !taken.moves.is_empty() {
-                warn!(job = %self.job, ?taken, "mended what an earlier holder left");
-            }
-            store.prune(&*self.tenure, &self.retention(SaveKind::Full)).await?;
             Ok(())
         };
         if let Some(Err(error)) = self.unless_superseded(mended.await).await? {
             warn!(job = %self.job, %error, "what an earlier holder left could not be mended");
         }
         Ok(())
+    }
+
+    /// What a dead generation commits after this one has retired all that there was (C6). Whether there was any.
+    async fn retire_late(
+        &self,
+        store: &CheckpointStore,
+        listing: &Listing,
+        generation: Generation,
+        step: Option<u64>,
+    ) -> Result<bool, trainctl_store::Error> {
+        let fence: &dyn Fence = &*self.tenure;
+        let late = store.retire_late(fence, listing, step, generation.0, self.best_metric_key()).await?;
+        for gone in &late {
+            warn!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: a dead generation committed it late");
+        }
+        Ok(!late.is_empty())
     }
 
     /// The last commands are over: what was only pinned for them goes.

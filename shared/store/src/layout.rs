@@ -211,6 +211,22 @@ impl ShardName {
     }
 }
 
+const TRAINER_STATE: (&str, &str) = ("optim/trainer.g", ".json");
+
+/// The file in which rank 0 keeps what a resume needs besides tensors: `optim/trainer.g7.json`. Its generation is in the name
+/// for the same reason as a shard's.
+pub fn trainer_state(generation: u64) -> String {
+    let (start, end) = TRAINER_STATE;
+    format!("{start}{generation}{end}")
+}
+
+/// The generation that wrote a file of a checkpoint, if its name says so.
+pub(crate) fn generation_of(path: &str) -> Option<u64> {
+    let (start, end) = TRAINER_STATE;
+    let trainer = || path.strip_prefix(start)?.strip_suffix(end)?.parse().ok();
+    ShardName::parse(path).map(|shard| shard.generation).or_else(trainer)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,6 +254,17 @@ mod tests {
         assert_eq!(ShardName::parse(&name.to_string()), Some(name));
         assert_eq!(ShardName::parse("model/shard-3-of-8.g7.safetensors"), None);
         assert_eq!(ShardName::parse("other/shard-00003-of-00008.g7.safetensors"), None);
+    }
+
+    #[test]
+    fn generations_are_in_the_names_of_what_ranks_write() {
+        assert_eq!(trainer_state(7), "optim/trainer.g7.json");
+        for path in [trainer_state(7), "optim/shard-00003-of-00008.g7.safetensors".to_owned()] {
+            assert_eq!(generation_of(&path), Some(7), "{path}");
+        }
+        for path in ["config.yaml", "optim/trainer.json", "optim/trainer.gx.json"] {
+            assert_eq!(generation_of(path), None, "{path}");
+        }
     }
 
     #[test]

@@ -56,7 +56,7 @@ fn one_rank_learns_reports_validates_and_saves() {
     assert_eq!(last.val_losses, BTreeMap::from([("default".to_owned(), rank.validation.last().unwrap().1.val_loss)]));
     let paths: Vec<&str> = last.files.iter().map(|file| file.path.as_str()).collect();
     let shard = "shard-00000-of-00001.g1.safetensors";
-    assert_eq!(paths, [format!("model/{shard}"), format!("optim/{shard}"), "optim/trainer.json".into()]);
+    assert_eq!(paths, [format!("model/{shard}"), format!("optim/{shard}"), "optim/trainer.g1.json".into()]);
     assert_eq!(rank.phases.first(), Some(&(Phase::Rendezvous, 0)));
     assert_eq!(rank.phases[1..3], [(Phase::Loading, 0), (Phase::Stepping, 0)]);
     assert_eq!(rank.phases.last(), Some(&(Phase::Finished, 30)));

@@ -5,6 +5,7 @@
 //! of shards carry their generation. The generation in the name says who retired it: a manifest that its own or a later
 //! generation committed was retired by a holder that woke up late, and gets its name back.
 
+use super::retention::{is_of, written_by};
 use super::{CheckpointStore, Retired};
 use crate::error::Result;
 use crate::fault::FailPoint;
@@ -54,46 +55,68 @@ impl CheckpointStore {
         }
     }
 
-    /// Retires what `leaving` names and marks as committed, and removes what was never committed there. `older` are those that
-    /// earlier generations retired: what a dead generation wrote beside them is removed as well.
+    /// Retires what `leaving` names and marks as committed, and removes what was never committed there.
     pub(super) async fn retire_in_place(
         &self,
         bucket: Objects,
         fence: &dyn Fence,
         leaving: Vec<(CheckpointName, bool)>,
-        older: Vec<CheckpointName>,
         generation: u64,
     ) -> Result<Vec<Retired>> {
         let mut retired = Vec::new();
         for (name, keep) in leaving {
-            fence.pass().await?;
-            if keep {
+            let manifest = self.io.read(&name.key(MANIFEST)).await?;
+            if manifest.as_deref().is_some_and(|bytes| is_of(bytes, generation)) {
+                continue;
+            }
+            if let Some(bytes) = manifest.filter(|_| keep) {
                 let (from, to) = (name.key(MANIFEST), name.key(&abandoned_manifest(generation)));
                 let (objects, moved) = (bucket.clone(), to.clone());
-                self.io.run(move |_| objects.move_file(&from, &moved, FailPoint::RETIRE_RENAME)).await?;
-                self.remove_strangers(&bucket, fence, name).await?;
-                retired.push(Retired { name, moved_to: Some(to) });
+                fence.pass().await?;
+                let rename = move |_: &_| objects.move_exactly(&from, &moved, &bytes, FailPoint::RETIRE_RENAME);
+                if self.io.run(rename).await? {
+                    self.remove_strangers(&bucket, fence, name).await?;
+                    retired.push(Retired { name, moved_to: Some(to) });
+                }
             } else {
-                self.io.remove_tree(&name.to_string(), FailPoint::RETIRE_REMOVE).await?;
+                let (objects, folder) = (bucket.clone(), name.to_string());
+                let all = self.io.run(move |_| objects.walk(&folder)).await?;
+                // A holder that does this late must not meet what its successor commits there: the two small files without a
+                // generation stay until then.
+                let older = |file: &String| written_by(file).is_some_and(|of| of < generation);
+                let gone: Vec<String> = all.into_keys().filter(older).collect();
+                self.remove(&bucket, fence, name, gone).await?;
                 retired.push(Retired { name, moved_to: None });
             }
-        }
-        for name in older {
-            self.remove_strangers(&bucket, fence, name).await?;
         }
         Ok(retired)
     }
 
     /// Removes what no manifest of a retired checkpoint names: shards and uploads of generations that died before a commit.
-    async fn remove_strangers(&self, bucket: &Objects, fence: &dyn Fence, name: CheckpointName) -> Result<()> {
+    pub(super) async fn remove_strangers(
+        &self,
+        bucket: &Objects,
+        fence: &dyn Fence,
+        name: CheckpointName,
+    ) -> Result<()> {
         let objects = bucket.clone();
         let strangers = self.io.run(move |_| strangers(&objects, name)).await?;
-        if strangers.is_empty() {
+        self.remove(bucket, fence, name, strangers).await
+    }
+
+    async fn remove(
+        &self,
+        bucket: &Objects,
+        fence: &dyn Fence,
+        name: CheckpointName,
+        files: Vec<String>,
+    ) -> Result<()> {
+        if files.is_empty() {
             return Ok(());
         }
         fence.pass().await?;
         let (objects, folder) = (bucket.clone(), name.to_string());
-        self.io.run(move |_| objects.remove_files(&folder, &strangers, FailPoint::RETIRE_REMOVE)).await
+        self.io.run(move |_| objects.remove_files(&folder, &files, FailPoint::RETIRE_REMOVE)).await
     }
 
     /// Gives back its name to each manifest that a holder retired late.
@@ -109,7 +132,7 @@ impl CheckpointStore {
                 let Some(generation) = retired_by(&file.name) else { continue };
                 let key = name.key(&file.name);
                 let Some(bytes) = self.io.read(&key).await? else { continue };
-                if Manifest::parse(&bytes).is_ok_and(|(manifest, _)| manifest.generation >= generation) {
+                if is_of(&bytes, generation) {
                     fence.pass().await?;
                     self.io.create_if_absent(&name.key(MANIFEST), bytes, FailPoint::RETIRE_RESTORE).await?;
                     self.io.remove_file(&key, FailPoint::RETIRE_REMOVE).await?;

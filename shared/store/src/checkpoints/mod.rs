@@ -1,7 +1,7 @@
 //! Committed checkpoints of one directory: what there is, and the commit itself.
 //!
 //! - **C1** A directory without a valid manifest does not exist for readers, pointers, retention or counts.
-//! - **C2** A manifest is made by create-if-absent and never replaced.
+//! - **C2** A manifest is made by create-if-absent, and never replaced but in place of a dead generation's late one.
 //! - **C3** Order: shards durable → manifest durable → directory durable → pointer swapped → older ones pruned.
 //!
 //! Every change passes a [`Fence`] directly before it (J2).
@@ -15,6 +15,7 @@ mod pointers;
 mod resolve;
 mod retention;
 mod verify;
+mod withdraw;
 
 use std::path::{Path, PathBuf};
 
@@ -43,6 +44,20 @@ use crate::wall;
 
 /// Manifests that are read at once.
 const LOOKS: usize = 8;
+
+/// A commit meets another writer's manifest at most twice: a dead generation's, and its own of before.
+const COMMIT_TRIES: usize = 4;
+
+/// What a commit finds in its place.
+enum Occupant {
+    /// No manifest.
+    None,
+    /// This very checkpoint.
+    Same(Committed),
+    /// A manifest that a generation made which was dead by then: this one had retired all that it found (C6). Or one that a
+    /// crash tore where there are no hard links. Its bytes.
+    Dead(Vec<u8>),
+}
 
 /// A checkpoint that exists.
 #[derive(Clone, Debug, PartialEq)]
@@ -263,13 +278,14 @@ impl CheckpointStore {
     /// two files' records are filled in here. Pointers are the next step: [`CheckpointStore::repair_pointers`].
     ///
     /// # Errors
-    /// [`Error::Superseded`] from the fence; [`Error::Commit`] if a listed file is missing or has another size;
-    /// [`Error::Io`]. After an error the checkpoint may be committed or not; call again to know.
+    /// [`Error::Superseded`] from the fence; [`Error::Commit`] if a listed file is missing or has another size, or the
+    /// checkpoint was committed with other content; [`Error::Io`]. After an error the checkpoint may be committed or not;
+    /// call again to know.
     pub async fn commit(&self, fence: &dyn Fence, draft: Manifest, config_yaml: &str) -> Result<CommitOutcome> {
         let name = draft.name;
         fence.pass().await?;
         self.io.run(move |files| files.sweep_dir(&name.to_string(), FailPoint::COMMIT_SWEEP)).await?;
-        if let Some(Ok(committed)) = self.look(name).await? {
+        if let Occupant::Same(committed) = self.occupant(&draft).await? {
             return Ok(CommitOutcome::AlreadyCommitted(committed));
         }
         self.check_draft(&draft).await?;
@@ -279,24 +295,52 @@ impl CheckpointStore {
         manifest.spec_hash = blake3::hash(config_yaml.as_bytes()).to_hex().to_string();
         manifest.files.retain(|file| file.path != CONFIG && file.path != LOSSES);
         let losses = losses_json(&manifest.metrics);
+        let mut own = Vec::new();
         for (file, bytes, point) in [
             (CONFIG, config_yaml.as_bytes(), FailPoint::COMMIT_CONFIG),
             (LOSSES, losses.as_bytes(), FailPoint::COMMIT_LOSSES),
         ] {
-            self.put_once(fence, name, file, bytes, point).await?;
-            manifest.files.push(describe(file, bytes));
+            self.put_once(fence, &manifest, file, bytes, point).await?;
+            own.push(describe(file, bytes));
         }
-        manifest.files.sort_by(|a, b| a.path.cmp(&b.path));
         for directory in [name.key("model"), name.key("optim"), name.to_string(), String::new()] {
             self.io.sync_dir(&directory, FailPoint::COMMIT_SYNC).await?;
         }
+        let mut whole = manifest.clone();
+        whole.files.append(&mut own);
+        whole.files.sort_by(|a, b| a.path.cmp(&b.path));
         let refused = |fault: Fault| Error::Commit { name: name.to_string(), reason: fault.to_string() };
-        let (bytes, hash) = manifest.encode().map_err(refused)?;
-        fence.pass().await?;
-        match self.io.create_if_absent(&name.key(MANIFEST), bytes, FailPoint::COMMIT_MANIFEST).await? {
-            Created::New => Ok(CommitOutcome::Committed(Committed { manifest, hash })),
-            Created::Exists => Ok(CommitOutcome::AlreadyCommitted(self.read_manifest(name).await?)),
+        let (bytes, hash) = whole.encode().map_err(refused)?;
+        for _ in 0..COMMIT_TRIES {
+            fence.pass().await?;
+            let (key, bytes, point) = (name.key(MANIFEST), bytes.clone(), FailPoint::COMMIT_MANIFEST);
+            let made = match self.occupant(&manifest).await? {
+                Occupant::Same(committed) => return Ok(CommitOutcome::AlreadyCommitted(committed)),
+                Occupant::None => self.io.create_if_absent(&key, bytes, point).await? == Created::New,
+                Occupant::Dead(old) => self.io.replace_exactly(&key, old, bytes, point).await?,
+            };
+            if made {
+                return Ok(CommitOutcome::Committed(Committed { manifest: whole, hash }));
+            }
         }
+        let reason = "somebody else writes its manifest again and again".to_owned();
+        Err(Error::Commit { name: name.to_string(), reason })
+    }
+
+    /// What is in the place of the commit that `draft` describes.
+    async fn occupant(&self, draft: &Manifest) -> Result<Occupant> {
+        let name = draft.name;
+        let Some(bytes) = self.io.read(&name.key(MANIFEST)).await? else { return Ok(Occupant::None) };
+        let reason = match Self::parse(name, &bytes) {
+            Ok(found) if found.manifest.generation < draft.generation => return Ok(Occupant::Dead(bytes)),
+            Ok(found) if is_commit_of(&found.manifest, draft) => return Ok(Occupant::Same(found)),
+            Ok(found) => format!("generation {} committed it with other content", found.manifest.generation),
+            Err(fault) if fault.was_committed() => {
+                return Err(Error::Manifest { path: self.path(name).join(MANIFEST), fault });
+            }
+            Err(_) => return Ok(Occupant::Dead(bytes)),
+        };
+        Err(Error::Commit { name: name.to_string(), reason })
     }
 
     /// Removes what killed predecessors left of commits.
@@ -310,13 +354,16 @@ impl CheckpointStore {
 
     /// A manifest, or why it is none; `None` without one.
     async fn look(&self, name: CheckpointName) -> Result<Option<Result<Committed, Fault>>> {
-        let Some(bytes) = self.io.read(&name.key(MANIFEST)).await? else { return Ok(None) };
-        Ok(Some(Manifest::parse(&bytes).and_then(|(manifest, hash)| {
-            if manifest.name != name {
-                return Err(Fault::Content(format!("it says that it is {}", manifest.name)));
-            }
-            Ok(Committed { manifest, hash })
-        })))
+        let bytes = self.io.read(&name.key(MANIFEST)).await?;
+        Ok(bytes.map(|bytes| Self::parse(name, &bytes)))
+    }
+
+    fn parse(name: CheckpointName, bytes: &[u8]) -> Result<Committed, Fault> {
+        let (manifest, hash) = Manifest::parse(bytes)?;
+        if manifest.name != name {
+            return Err(Fault::Content(format!("it says that it is {}", manifest.name)));
+        }
+        Ok(Committed { manifest, hash })
     }
 
     async fn check_draft(&self, draft: &Manifest) -> Result<()> {
@@ -343,25 +390,34 @@ impl CheckpointStore {
     async fn put_once(
         &self,
         fence: &dyn Fence,
-        name: CheckpointName,
+        draft: &Manifest,
         file: &str,
         bytes: &[u8],
         point: FailPoint,
     ) -> Result<()> {
-        let key = name.key(file);
+        let key = draft.name.key(file);
         fence.pass().await?;
-        if self.io.create_if_absent(&key, bytes.to_vec(), point).await? == Created::New
-            || self.io.read(&key).await?.as_deref() == Some(bytes)
-        {
+        if self.io.create_if_absent(&key, bytes.to_vec(), point).await? == Created::New {
+            return Ok(());
+        }
+        let found = self.io.read(&key).await?.unwrap_or_default();
+        if found == bytes {
             return Ok(());
         }
         fence.pass().await?;
-        if let Some(Ok(_)) = self.look(name).await? {
-            let reason = "it was committed by somebody else meanwhile".to_owned();
-            return Err(Error::Commit { name: name.to_string(), reason });
+        let is_free = !matches!(self.occupant(draft).await?, Occupant::Same(_));
+        if is_free && self.io.replace_exactly(&key, found, bytes.to_vec(), point).await? {
+            return Ok(());
         }
-        self.io.put_durable(&key, bytes.to_vec(), point).await
+        let reason = format!("somebody else commits it at this moment, with another {file}");
+        Err(Error::Commit { name: draft.name.to_string(), reason })
     }
+}
+
+/// Whether a manifest is what a commit of `draft` writes, or wrote before it was cut off.
+fn is_commit_of(found: &Manifest, draft: &Manifest) -> bool {
+    let holds = |file: &ShardFile| file.path == CONFIG || file.path == LOSSES || found.files.contains(file);
+    found.generation == draft.generation && found.state_hash == draft.state_hash && draft.files.iter().all(holds)
 }
 
 /// `losses.json` as NeMo AutoModel writes it: `train_loss`, and `val_loss` for the unnamed validation set or one key for

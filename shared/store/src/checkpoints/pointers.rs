@@ -127,14 +127,12 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// What the pointers name now, if it is committed. A pointer that names anything else is as good as missing.
-    pub(super) async fn read_pointers(&self, listing: &Listing) -> Result<Pointers> {
+    /// What LATEST and LOWEST_VAL name now, whatever it is.
+    pub(super) async fn pointer_names(&self) -> Result<[Option<CheckpointName>; 2]> {
         let mut found = [None, None];
         for (slot, pointer) in found.iter_mut().zip([LATEST, LOWEST_VAL]) {
-            let target = self.io.read_link(pointer).await?;
-            let name = target.and_then(|text| text.parse::<CheckpointName>().ok());
-            *slot = name.filter(|name| listing.get(*name).is_some());
+            *slot = self.io.read_link(pointer).await?.and_then(|text| text.parse().ok());
         }
-        Ok(Pointers { latest: found[0], lowest_val: found[1] })
+        Ok(found)
     }
 }

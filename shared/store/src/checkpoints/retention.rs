@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::bucket::is_abandoned_manifest;
+use super::withdraw::Meant;
 use super::{CheckpointStore, Listing, PointerMove, Pointers, Summary, pointer_targets};
 use crate::error::Result;
 use crate::export::STAGING as EXPORT_STAGING;
 use crate::fault::FailPoint;
 use crate::io::{Files, Kind, UPLOAD_NOTE, is_temporary};
-use crate::layout::{ABANDONED, CheckpointName, MANIFEST, ShardName, abandoned_key};
+use crate::layout::{ABANDONED, CheckpointName, MANIFEST, abandoned_key, generation_of};
 use crate::manifest::Manifest;
 use crate::tenure::Fence;
 
@@ -171,8 +172,8 @@ pub struct TakenOver {
 }
 
 impl CheckpointStore {
-    /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2); its
-    /// manifest goes first, so that a half-removed one does not exist. What dead generations left goes too: uncommitted
+    /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2), loses
+    /// its name first, so that a half-removed one does not exist, and goes only if it is then the one that was looked at. What dead generations left goes too: uncommitted
     /// directories below the newest committed step, which nothing will commit any more, and files in committed ones that no
     /// manifest names.
     ///
@@ -194,19 +195,20 @@ impl CheckpointStore {
     ) -> Result<PruneReport> {
         let first = self.plan(retention, seen).await?;
         fence.pass().await?;
+        self.sweep_withdrawn(fence).await?;
         let listing = self.list().await?;
         let second = self.plan(retention, &listing).await?;
         let mut report = PruneReport::default();
         for name in first.removed().filter(|name| second.removed().any(|again| again == *name)) {
-            fence.pass().await?;
-            self.io.remove_file(&name.key(MANIFEST), FailPoint::PRUNE_MANIFEST).await?;
-            self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
-            report.removed.push(name);
+            let Some(committed) = listing.get(name) else { continue };
+            if self.withdraw(fence, name, Meant::Committed(&committed.hash)).await? {
+                report.removed.push(name);
+            }
         }
         for name in first.dead.iter().copied().filter(|name| second.dead.contains(name)) {
-            fence.pass().await?;
-            self.io.remove_tree(&name.to_string(), FailPoint::PRUNE_DIRECTORY).await?;
-            report.swept.push(name);
+            if self.withdraw(fence, name, Meant::Unfinished).await? {
+                report.swept.push(name);
+            }
         }
         let pinned = self.pinned().await?;
         for committed in listing.committed.iter().filter(|c| !report.removed.contains(&c.name())) {
@@ -229,11 +231,18 @@ impl CheckpointStore {
         let committed = listing.summaries();
         let newest = committed.iter().map(|summary| summary.name).max();
         let targets = self.targets(listing, best_metric_key);
-        let pointers = self.read_pointers(listing).await?;
+        let named = self.pointer_names().await?;
+        // A pointer that names anything else than a commit is as good as missing.
+        let [latest, lowest_val] = named.map(|name| name.filter(|name| listing.get(*name).is_some()));
+        let pointers = Pointers { latest, lowest_val };
         let pinned = self.pinned().await?;
+        // A manifest that was damaged by being cut off looks like a save that never ended.
+        let is_dead = |name: &CheckpointName| {
+            newest.is_some_and(|newest| *name < newest) && !pinned.contains(name) && !named.contains(&Some(*name))
+        };
+        let dead = listing.uncommitted.iter().copied().filter(is_dead).collect();
         let verdicts = decide_prune(&PruneInput { committed, pointers, targets, pinned, keep, keep_every_steps });
-        let dead = listing.uncommitted.iter().copied().filter(|name| newest.is_some_and(|newest| *name < newest));
-        Ok(PrunePlan { verdicts, dead: dead.collect() })
+        Ok(PrunePlan { verdicts, dead })
     }
 
     /// Removes from a committed checkpoint what its manifest does not name and a dead generation left: shards of its own or an
@@ -263,9 +272,7 @@ impl CheckpointStore {
         }
         let is_stray = |path: &str, kind: Kind| {
             let file = path.rsplit('/').next().unwrap_or(path);
-            // A note in a bucket that a shard's upload was begun is as old as the shard.
-            let shard = path.strip_suffix(UPLOAD_NOTE).unwrap_or(path);
-            let is_old_shard = || ShardName::parse(shard).is_some_and(|shard| shard.generation <= generation);
+            let is_old_shard = || written_by(path).is_some_and(|of| of <= generation);
             match kind {
                 Kind::File => !named.contains(path) && (is_temporary(file) || is_old_shard()),
                 Kind::Dir => file.starts_with(EXPORT_STAGING),
@@ -279,7 +286,7 @@ impl CheckpointStore {
     /// What a generation that starts after `step` (`None`: from the beginning) does first (C6): pointers move back to what
     /// stays, then every later checkpoint is renamed to `abandoned/g<generation>/<name>`, or in a bucket loses its manifest's
     /// name. Uncommitted directories of later steps are removed, on a directory after a rename. Afterwards no later step
-    /// exists, so a step is never committed twice.
+    /// exists; what a holder that wakes up late commits all the same is for [`CheckpointStore::retire_late`].
     ///
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
@@ -292,22 +299,72 @@ impl CheckpointStore {
     ) -> Result<Vec<Retired>> {
         let listing = self.list().await?;
         let later = |name: CheckpointName| step.is_none_or(|step| name.step > step);
-        let stay: Vec<_> = listing.summaries().into_iter().filter(|summary| !later(summary.name)).collect();
-        self.move_pointers(fence, pointer_targets(&stay, best_metric_key)).await?;
         let kept = listing.committed.iter().map(|c| c.name()).chain(listing.damaged.iter().map(|d| d.name));
         let mut leaving: Vec<(CheckpointName, bool)> = kept.map(|name| (name, true)).collect();
         leaving.extend(listing.uncommitted.iter().map(|name| (*name, false)));
         leaving.retain(|(name, _)| later(*name));
-        leaving.sort();
+        let mut retired = self.retire(fence, &listing, leaving, generation, best_metric_key).await?;
         if let Some(bucket) = self.bucket() {
-            let older = listing.retired.iter().copied().filter(|name| later(*name));
-            return self.retire_in_place(bucket, fence, leaving, older.collect(), generation).await;
+            for name in listing.retired.iter().copied().filter(|name| later(*name)) {
+                self.remove_strangers(&bucket, fence, name).await?;
+            }
+        }
+        retired.sort_by_key(|gone| gone.name);
+        Ok(retired)
+    }
+
+    /// Retires what `listing` shows that an older generation committed behind the start of this one, after this one had
+    /// retired all that there was: its holder was frozen between its last look and the commit, or its put was long on the
+    /// way. Its shards may be gone. Ask before pointers move.
+    ///
+    /// # Errors
+    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
+    pub async fn retire_late(
+        &self,
+        fence: &dyn Fence,
+        listing: &Listing,
+        step: Option<u64>,
+        generation: u64,
+        best_metric_key: &str,
+    ) -> Result<Vec<Retired>> {
+        let is_late =
+            |manifest: &Manifest| manifest.generation < generation && step.is_none_or(|step| manifest.name.step > step);
+        let late = listing.committed.iter().filter(|committed| is_late(&committed.manifest));
+        let leaving = late.map(|committed| (committed.name(), true)).collect();
+        self.retire(fence, listing, leaving, generation, best_metric_key).await
+    }
+
+    /// `leaving`: each with whether it was ever committed.
+    async fn retire(
+        &self,
+        fence: &dyn Fence,
+        listing: &Listing,
+        mut leaving: Vec<(CheckpointName, bool)>,
+        generation: u64,
+        best_metric_key: &str,
+    ) -> Result<Vec<Retired>> {
+        leaving.sort();
+        let leaves = |name: CheckpointName| leaving.iter().any(|(other, _)| *other == name);
+        let stay: Vec<_> = listing.summaries().into_iter().filter(|summary| !leaves(summary.name)).collect();
+        self.move_pointers(fence, pointer_targets(&stay, best_metric_key)).await?;
+        if let Some(bucket) = self.bucket() {
+            return self.retire_in_place(bucket, fence, leaving, generation).await;
         }
         let mut retired = Vec::new();
         for (name, keep) in leaving {
             let to = self.free_name(&abandoned_key(generation), name).await?;
             fence.pass().await?;
             self.io.rename_dir(&name.to_string(), &to, FailPoint::RETIRE_RENAME).await?;
+            // Frozen before the rename, this holder may have taken away what its successor has committed, or saves now.
+            let manifest = self.io.read(&format!("{to}/{MANIFEST}")).await?;
+            let held = fence.pass().await;
+            if manifest.as_deref().is_some_and(|bytes| is_of(bytes, generation)) || held.is_err() {
+                let back = self.io.rename_dir(&to, &name.to_string(), FailPoint::RETIRE_RESTORE).await;
+                held?;
+                back?;
+                continue;
+            }
+            let keep = keep || manifest.is_some();
             if !keep {
                 self.io.remove_tree(&to, FailPoint::RETIRE_REMOVE).await?;
             }
@@ -327,6 +384,7 @@ impl CheckpointStore {
         self.sweep_commits().await?;
         self.sweep_pins().await?;
         self.sweep_probes().await?;
+        self.sweep_withdrawn(fence).await?;
         let restored = self.restore_late_renames(fence).await?;
         let moves = self.repair_pointers(fence, best_metric_key).await?;
         Ok(TakenOver { restored, moves })
@@ -353,8 +411,7 @@ impl CheckpointStore {
                     self.io.remove_tree(&from, FailPoint::RETIRE_REMOVE).await?;
                     continue;
                 };
-                let late = Manifest::parse(&bytes).is_ok_and(|(manifest, _)| manifest.generation >= generation);
-                if late && self.io.read(&name.key(MANIFEST)).await?.is_none() {
+                if is_of(&bytes, generation) && self.io.read(&name.key(MANIFEST)).await?.is_none() {
                     fence.pass().await?;
                     self.io.remove_tree(&name.to_string(), FailPoint::RETIRE_REMOVE).await?;
                     self.io.rename_dir(&from, &name.to_string(), FailPoint::RETIRE_RESTORE).await?;
@@ -372,6 +429,17 @@ impl CheckpointStore {
         let free = spellings.into_iter().find(is_free).unwrap_or_else(|| name.to_string());
         Ok(format!("{folder}/{free}"))
     }
+}
+
+/// The generation that wrote a file of a checkpoint, if its name says so. A note in a bucket that the upload of a shard was
+/// begun is as old as the shard.
+pub(super) fn written_by(path: &str) -> Option<u64> {
+    generation_of(path.strip_suffix(UPLOAD_NOTE).unwrap_or(path))
+}
+
+/// Whether this generation or a later one committed this manifest: then this generation has nothing to retire there.
+pub(super) fn is_of(manifest: &[u8], generation: u64) -> bool {
+    Manifest::parse(manifest).is_ok_and(|(manifest, _)| manifest.generation >= generation)
 }
 
 /// What lies where a checkpoint's own files lie, temporary files too.

@@ -13,7 +13,11 @@ pub(super) fn name(step: u64) -> CheckpointName {
 }
 
 fn write_shard(root: &Path, step: u64) -> ShardFile {
-    let path = ShardName { section: Section::Model, rank: 0, world_size: 1, generation: 2 }.to_string();
+    write_shard_of(root, step, 2)
+}
+
+fn write_shard_of(root: &Path, step: u64, generation: u64) -> ShardFile {
+    let path = ShardName { section: Section::Model, rank: 0, world_size: 1, generation }.to_string();
     let bytes = [step as u8; 16];
     let tensor = TensorView { name: "w", dtype: "F32", shape: &[4], bytes: &bytes, slice: None };
     ShardWriter::new(root, name(step)).write_safetensors(&path, &[tensor], &[]).unwrap()
@@ -24,6 +28,14 @@ pub(super) async fn commit(store: &CheckpointStore, step: u64, val_loss: Option<
     let outcome = store.commit(&Unfenced, draft, "seed: 1\n").await.unwrap();
     store.repair_pointers(&Unfenced, "default").await.unwrap();
     outcome
+}
+
+/// A commit by another generation than the others' second one.
+async fn commit_of(store: &CheckpointStore, step: u64, generation: u64) -> Result<CommitOutcome> {
+    let files = vec![write_shard_of(store.root(), step, generation)];
+    let state_hash = format!("{generation:064}");
+    let draft = Manifest { files, generation, state_hash, ..example(step, Some(1.0)) };
+    store.commit(&Unfenced, draft, &format!("seed: {generation}\n")).await
 }
 
 async fn store_with(losses: &[(u64, f64)]) -> (tempfile::TempDir, CheckpointStore) {
@@ -266,6 +278,71 @@ async fn a_generation_that_starts_earlier_retires_what_is_later() {
     let again = store.retire_after(&Unfenced, None, 5, "default").await.unwrap();
     assert_eq!(again[2].moved_to.as_deref(), Some("abandoned/g5/epoch_0_step_19.1"), "nothing is overwritten");
     assert_eq!((link(&store, LATEST), link(&store, LOWEST_VAL)), (None, None));
+}
+
+/// Its holder was frozen between its last look and the manifest, and generation 5 saves the same step by then.
+#[tokio::test]
+async fn c2_a_dead_generations_late_commit_is_not_taken_for_ones_own() {
+    let (_dir, store) = store_with(&[(9, 3.0)]).await;
+    commit_of(&store, 19, 4).await.unwrap();
+    let shards = store.path(name(19)).join("model");
+    std::fs::remove_dir_all(&shards).unwrap();
+    let ours = commit_of(&store, 19, 5).await.unwrap();
+    assert!(matches!(ours, CommitOutcome::Committed(_)), "{ours:?}");
+    let found = store.read_manifest(name(19)).await.unwrap();
+    assert_eq!((found.manifest.generation, &found.hash), (5, &ours.committed().hash));
+    assert!(store.verify(name(19), &|_, _| {}).await.unwrap().faults.is_empty(), "its own shards and config.yaml");
+    assert!(matches!(commit_of(&store, 19, 5).await.unwrap(), CommitOutcome::AlreadyCommitted(_)));
+    let late = commit_of(&store, 19, 4).await.unwrap_err().to_string();
+    assert!(late.contains("generation 5 committed it"), "{late}");
+}
+
+#[tokio::test]
+async fn c2_a_commit_of_other_content_under_the_same_generation_is_refused() {
+    let (_dir, store) = store_with(&[(9, 3.0)]).await;
+    let draft = Manifest { files: vec![write_shard(store.root(), 9)], ..example(9, Some(3.0)) };
+    let other = Manifest { state_hash: "f".repeat(64), ..draft.clone() };
+    assert!(matches!(store.commit(&Unfenced, draft, "").await, Ok(CommitOutcome::AlreadyCommitted(_))));
+    let error = store.commit(&Unfenced, other, "").await.unwrap_err().to_string();
+    assert!(error.contains("with other content"), "{error}");
+}
+
+#[tokio::test]
+async fn c2_a_torn_manifest_is_made_anew() {
+    let (_dir, store) = store_with(&[(9, 3.0)]).await;
+    let path = store.path(name(9)).join(MANIFEST);
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    assert!(matches!(commit(&store, 9, Some(3.0)).await, CommitOutcome::Committed(_)));
+    assert_eq!(committed_steps(&store.list().await.unwrap()), [9]);
+}
+
+#[tokio::test]
+async fn c6_a_dead_generations_late_commit_is_retired_before_pointers_move() {
+    let (_dir, store) = store_with(&[(9, 3.0)]).await;
+    assert_eq!(store.retire_after(&Unfenced, Some(9), 5, "default").await.unwrap(), []);
+    commit_of(&store, 19, 4).await.unwrap();
+    commit_of(&store, 14, 5).await.unwrap();
+    let listing = store.list().await.unwrap();
+    let late = store.retire_late(&Unfenced, &listing, Some(9), 5, "default").await.unwrap();
+    let moved = Retired { name: name(19), moved_to: Some("abandoned/g5/epoch_0_step_19".into()) };
+    assert_eq!(late, [moved]);
+    store.repair_pointers(&Unfenced, "default").await.unwrap();
+    assert_eq!(link(&store, LATEST), Some(name(14).to_string()));
+    let listing = store.list().await.unwrap();
+    assert_eq!(store.retire_late(&Unfenced, &listing, Some(9), 5, "default").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_a_pin_or_a_pointer_names_is_not_swept_though_its_manifest_is_cut_off() {
+    let (_dir, store) = store_with(&[(9, 1.0), (19, 3.0), (29, 2.0), (39, 2.0)]).await;
+    for step in [9, 19, 29] {
+        std::fs::write(store.path(name(step)).join(MANIFEST), b"{").unwrap();
+    }
+    store.pin_for_good(name(19), "me").await.unwrap();
+    assert_eq!(link(&store, LOWEST_VAL), Some(name(9).to_string()));
+    let report = store.prune(&Unfenced, &Retention::newest(None, "default")).await.unwrap();
+    assert_eq!(report.swept, [name(29)]);
 }
 
 #[tokio::test]

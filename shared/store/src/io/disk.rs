@@ -298,6 +298,20 @@ impl Disk {
         Ok(outcome)
     }
 
+    /// Replaces a file that holds exactly `old` by these bytes. `false` if it holds something else, or is not there.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub fn replace_exactly(&self, key: &str, old: &[u8], bytes: &[u8], point: FailPoint) -> Result<bool> {
+        let Some(mut file) = self.open_read(key)? else { return Ok(false) };
+        let mut found = Vec::new();
+        file.read_to_end(&mut found).map_err(|e| Error::io("read", self.root.join(key), e))?;
+        if found != old {
+            return Ok(false);
+        }
+        self.replace_durable(key, &file, bytes, point)
+    }
+
     /// Starts a file that becomes visible, complete and durable, with [`FileWriter::finish`].
     ///
     /// # Errors
@@ -518,13 +532,18 @@ impl Disk {
         write().map_err(|e| Error::io("write", path, e))
     }
 
-    /// For file systems without hard links.
+    /// For file systems without hard links. A file that could not be written whole goes again: readers would take it for
+    /// what a crash left, and nobody could make it.
     fn create_exclusive(&self, path: &Path, bytes: &[u8], point: FailPoint) -> Result<Created> {
-        match self.write_new(path, bytes, point) {
-            Ok(()) => Ok(Created::New),
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(Created::Exists),
-            Err(e) => Err(e),
-        }
+        let file = match self.calls.create_new(path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(Created::Exists),
+            other => other.map_err(|e| Error::io("create", path, e))?,
+        };
+        let written = self.calls.write_all(&file, bytes).and_then(|()| self.calls.sync_file(&file, point));
+        written.map(|()| Created::New).map_err(|e| {
+            remove_quietly(&self.calls, path);
+            Error::io("write", path, e)
+        })
     }
 }
 

@@ -161,6 +161,17 @@ impl Files {
         either!(self, files => files.create_if_absent(key, bytes, point))
     }
 
+    /// Replaces a file that holds exactly `old`. `false` if it holds something else, or is not there.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
+    pub fn replace_exactly(&self, key: &str, old: &[u8], bytes: &[u8], point: FailPoint) -> Result<bool> {
+        match self {
+            Self::Disk(disk) => disk.replace_exactly(key, old, bytes, point),
+            Self::Objects(objects) => objects.replace_exactly(key, old, bytes, point),
+        }
+    }
+
     /// Replaces a file by these bytes, durably: readers see the old or the new ones.
     ///
     /// # Errors

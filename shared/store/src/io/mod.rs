@@ -139,6 +139,15 @@ impl Io {
         self.run(move |files| files.create_if_absent(&key, &bytes, point)).await
     }
 
+    /// [`Files::replace_exactly`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn replace_exactly(&self, key: &str, old: Vec<u8>, bytes: Vec<u8>, point: FailPoint) -> Result<bool> {
+        let key = key.to_owned();
+        self.run(move |files| files.replace_exactly(&key, &old, &bytes, point)).await
+    }
+
     /// [`Files::put_durable`].
     ///
     /// # Errors

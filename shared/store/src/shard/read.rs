@@ -216,7 +216,7 @@ impl ShardReader {
         Ok(())
     }
 
-    /// Another file of the checkpoint, for example `optim/trainer.json`; `None` if the manifest has none of that name.
+    /// Another file of the checkpoint, for example `optim/trainer.g7.json`; `None` if the manifest has none of that name.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::Io`].

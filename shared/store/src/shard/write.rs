@@ -138,7 +138,7 @@ impl ShardWriter {
         Ok(self.write(path, tensors, metadata, false)?.0.file)
     }
 
-    /// Writes any other file of the checkpoint, for example `optim/trainer.json`.
+    /// Writes any other file of the checkpoint, for example `optim/trainer.g7.json`.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -140,28 +140,53 @@ fn a_holder_that_is_frozen_anywhere_and_wakes_up_after_ten_commits_of_another_do
     carry_out("freezes", all.len(), &chosen, seed, || (), |(), case| freeze(case));
 }
 
-#[test]
-fn a_late_rename_of_what_the_successor_committed_is_undone() {
-    let scratch = scratch();
-    let (dir, promises) = (scratch.path().join("run"), scratch.path().join("promises"));
-    let from = Selector::Name(CheckpointName { epoch: 0, step: 1 });
-    block_on(coordinate(&dir, &Arc::default(), &Plan::default())).unwrap();
-    let start =
-        Start { scene: Scene::Rollback, dir: &dir, promises: &promises, fault: "retire.rename:1:stop", trace: None };
-    let mut child = start.spawn();
+/// A child stands still at the fault, another holder goes on for so many steps, the child wakes up: nothing of what the
+/// other one committed is gone.
+fn wakes_up_beside(dir: &Path, scene: Scene, fault: &str, plan: &Plan) {
+    let promises = dir.with_extension("promises");
+    let mut child = Start { scene, dir, promises: &promises, fault, trace: None }.spawn();
     let pid = Pid::from_raw(child.id() as i32);
     let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
-    assert!(matches!(stopped, WaitStatus::Stopped(..)), "{stopped:?}");
-    let plan = Plan { from, others_live: true, ..Plan::default() };
-    block_on(coordinate(&dir, &Arc::default(), &plan)).unwrap();
-    kill(pid, Signal::SIGCONT).unwrap();
-    assert!(child.wait().unwrap().success());
-    let store = CheckpointStore::open(&dir);
-    let last = CheckpointName { epoch: 0, step: 3 };
-    block_on(async {
-        assert!(store.list().await.unwrap().get(last).is_none(), "the late rename took it away");
-        let taken_over = store.take_over(&Unfenced, "default").await.unwrap();
-        assert_eq!(taken_over.restored, [last]);
-        check::complete(&dir, Scene::Rollback, STEPS).await.unwrap();
+    assert!(matches!(stopped, WaitStatus::Stopped(..)), "{fault}: {stopped:?}");
+    let store = CheckpointStore::open(dir);
+    let before = block_on(async {
+        coordinate(dir, &Arc::default(), plan).await.unwrap();
+        store.list().await.unwrap().committed
     });
+    kill(pid, Signal::SIGCONT).unwrap();
+    ended_in_order(child.wait().unwrap(), &promises).unwrap();
+    block_on(async {
+        assert_eq!(store.list().await.unwrap().committed, before, "{fault}");
+        store.take_over(&Unfenced, "default").await.unwrap();
+        check::complete(dir, scene, plan.steps).await.unwrap();
+    });
+}
+
+#[test]
+fn c2_a_late_rename_of_what_the_successor_committed_is_undone() {
+    let scratch = scratch();
+    let dir = scratch.path().join("run");
+    block_on(coordinate(&dir, &Arc::default(), &Plan::default())).unwrap();
+    let plan = Plan { from: Scene::Rollback.from(), others_live: true, ..Plan::default() };
+    wakes_up_beside(&dir, Scene::Rollback, "retire.rename:1:stop", &plan);
+}
+
+#[test]
+fn c2_a_late_removal_of_a_save_that_the_successor_has_committed_is_undone() {
+    let scratch = scratch();
+    let dir = scratch.path().join("run");
+    let promises = scratch.path().join("promises");
+    let fault = "commit.manifest:3:exit";
+    let killed = Start { scene: Scene::Fresh, dir: &dir, promises: &promises, fault, trace: None };
+    assert_eq!(killed.spawn().wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
+    let plan = Plan { others_live: true, steps: 3, ..Plan::default() };
+    wakes_up_beside(&dir, Scene::Fresh, "retire.rename:1:stop", &plan);
+}
+
+#[test]
+fn c2_a_late_prune_of_what_the_successor_committed_anew_is_undone() {
+    let scratch = scratch();
+    let dir = scratch.path().join("run");
+    let plan = Plan { from: Scene::Rollback.from(), others_live: true, steps: 3, ..Plan::default() };
+    wakes_up_beside(&dir, Scene::Fresh, "prune.manifest:2:stop", &plan);
 }

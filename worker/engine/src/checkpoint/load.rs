@@ -12,11 +12,11 @@ use trainctl_spec::report::SaveKind;
 use trainctl_spec::start::StartFrom;
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
-use trainctl_store::layout::CheckpointName;
+use trainctl_store::layout::{CheckpointName, trainer_state};
 use trainctl_store::shard::{Part, Read, ShardReader, TensorInfo};
 use trainctl_store::state_hash;
 
-use super::{EXP_AVG, EXP_AVG_SQ, MASTER, TRAINER_STATE, TrainerState, dtype};
+use super::{EXP_AVG, EXP_AVG_SQ, MASTER, TrainerState, dtype};
 use crate::error::{Error, TensorFault, TensorFaults};
 use crate::optim::AdamW;
 use crate::params::Parameters;
@@ -49,11 +49,10 @@ pub fn load(
         load_weights(&what, &reader, params)?;
         return Ok(0);
     }
-    let trainer = reader
-        .read_file(TRAINER_STATE)
-        .map_err(|e| fail(e.to_string()))?
-        .ok_or_else(|| fail(format!("{TRAINER_STATE} is missing")))?;
-    let trainer: TrainerState = serde_json::from_slice(&trainer).map_err(|e| fail(format!("{TRAINER_STATE}: {e}")))?;
+    let path = trainer_state(reader.manifest().generation);
+    let trainer =
+        reader.read_file(&path).map_err(|e| fail(e.to_string()))?.ok_or_else(|| fail(format!("{path} is missing")))?;
+    let trainer: TrainerState = serde_json::from_slice(&trainer).map_err(|e| fail(format!("{path}: {e}")))?;
 
     let mut wanted = wanted(params, optimizer);
     let faults = differences(&wanted, reader.tensors());

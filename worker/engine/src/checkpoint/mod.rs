@@ -21,8 +21,6 @@ pub use write::{Meta, TrainerState};
 
 use tch::Kind;
 
-/// The file that rank 0 adds; see [`TrainerState`].
-pub(crate) const TRAINER_STATE: &str = "optim/trainer.json";
 /// Name prefix of first moments.
 pub(crate) const EXP_AVG: &str = "exp_avg.";
 /// Name prefix of second moments.

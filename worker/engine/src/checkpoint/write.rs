@@ -10,14 +10,13 @@ use trainctl_spec::report::{SaveKind, ShardReport};
 use trainctl_spec::{Generation, Rank};
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
-use trainctl_store::layout::{CheckpointName, Section, ShardName};
+use trainctl_store::layout::{CheckpointName, Section, ShardName, trainer_state};
 use trainctl_store::shard::{ShardWriter, TensorView};
 
-use super::TRAINER_STATE;
 use super::snapshot::{Buffer, Item, Plan};
 use crate::job::Link;
 
-/// `optim/trainer.json`: what a resume needs besides tensors.
+/// `optim/trainer.g<generation>.json`: what a resume needs besides tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// Zero-based step whose state this is.
@@ -35,7 +34,7 @@ pub struct TrainerState {
 /// What goes with a checkpoint besides tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meta {
-    /// Goes to `optim/trainer.json`.
+    /// Goes to `optim/trainer.g<generation>.json`.
     pub trainer: TrainerState,
     /// Loss of the step.
     pub train_loss: f64,
@@ -85,7 +84,8 @@ impl Write {
         let is_first = self.rank.0 == 0;
         if is_first && self.kind == SaveKind::Full {
             let bytes = serde_json::to_vec_pretty(&self.meta.trainer).map_err(|e| describe(&e))?;
-            files.push(writer.write_bytes(TRAINER_STATE, &bytes).map_err(|e| describe(&e))?);
+            let path = trainer_state(self.generation.0);
+            files.push(writer.write_bytes(&path, &bytes).map_err(|e| describe(&e))?);
         }
         let written = started.elapsed();
         tracing::info!(

@@ -234,6 +234,26 @@ impl Objects {
         self.hit(point, Stage::Done, key)
     }
 
+    /// Replaces an object that holds exactly `old`, in one conditional put. `false` if it holds something else, or is not
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error::Unconditional`], [`Error::Object`], [`Error::Key`].
+    pub fn replace_exactly(&self, key: &str, old: &[u8], bytes: &[u8], point: FailPoint) -> Result<bool> {
+        self.require_conditional_put()?;
+        let (client, path) = (Arc::clone(&self.client), self.key(key)?);
+        let found = runtime::wait(async move { absent_is_none(get(&client, &path).await) })?;
+        let Some((found, version)) = self.answer("read", key, found)? else { return Ok(false) };
+        if found != old {
+            return Ok(false);
+        }
+        self.hit(point, Stage::Before, key)?;
+        self.hit(point, Stage::Temp, key)?;
+        let replaced = self.put(key, bytes.to_vec(), PutMode::Update(version))?;
+        self.hit(point, Stage::Done, key)?;
+        Ok(matches!(replaced, Put::Done))
+    }
+
     /// Starts an object that appears, whole, with [`ObjectWriter::finish`].
     ///
     /// # Errors
@@ -268,18 +288,33 @@ impl Objects {
         self.hit(point, Stage::Done, key)
     }
 
-    /// Gives an object another key: it is copied and then removed, so for a moment there are both.
+    /// Gives an object that holds `bytes` another key: it is copied and then removed, so for a moment there are both. `false`
+    /// if it holds something else by then: it stays.
     ///
     /// # Errors
     /// [`Error::Object`], [`Error::Key`].
-    pub fn move_file(&self, from: &str, to: &str, point: FailPoint) -> Result<()> {
+    pub fn move_exactly(&self, from: &str, to: &str, bytes: &[u8], point: FailPoint) -> Result<bool> {
         self.hit(point, Stage::Before, from)?;
-        let missing = || Error::object("rename", &self.url, format!("there is no {from}"));
-        let bytes = self.read(from)?.ok_or_else(missing)?;
-        self.put(to, bytes, PutMode::Overwrite)?;
+        self.put(to, bytes.to_vec(), PutMode::Overwrite)?;
         self.hit(point, Stage::Temp, from)?;
-        self.delete(vec![self.key(from)?])?;
-        self.hit(point, Stage::Done, from)
+        let same = self.read(from)?.as_deref() == Some(bytes);
+        self.delete(vec![self.key(if same { from } else { to })?])?;
+        self.hit(point, Stage::Done, from)?;
+        Ok(same)
+    }
+
+    /// Removes an object that holds `bytes`. `false` if it holds something else, or is not there.
+    ///
+    /// # Errors
+    /// [`Error::Object`], [`Error::Key`].
+    pub fn remove_exactly(&self, key: &str, bytes: &[u8], point: FailPoint) -> Result<bool> {
+        self.hit(point, Stage::Before, key)?;
+        let same = self.read(key)?.as_deref() == Some(bytes);
+        if same {
+            self.delete(vec![self.key(key)?])?;
+        }
+        self.hit(point, Stage::Done, key)?;
+        Ok(same)
     }
 
     /// Removes an object; the note of an upload that was begun with the upload. `false` if there was none.
