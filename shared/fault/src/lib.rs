@@ -88,6 +88,8 @@ points! {
     RETIRE_RESTORE = "retire.restore";
     /// Removing an uncommitted directory.
     RETIRE_REMOVE = "retire.remove";
+    /// A checkpoint that retention drops loses its name (on a directory).
+    PRUNE_RENAME = "prune.rename";
     /// Removing the manifest of a checkpoint that retention drops.
     PRUNE_MANIFEST = "prune.manifest";
     /// Removing the rest of it.

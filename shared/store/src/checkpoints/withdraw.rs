@@ -48,7 +48,7 @@ impl CheckpointStore {
         }
         fence.pass().await?;
         let withdrawn = format!("{WITHDRAWN}{name}");
-        match self.io.rename_dir(&name.to_string(), &withdrawn, FailPoint::PRUNE_MANIFEST).await {
+        match self.io.rename_dir(&name.to_string(), &withdrawn, FailPoint::PRUNE_RENAME).await {
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             other => other?,
         }
@@ -61,7 +61,7 @@ impl CheckpointStore {
             return held.and(back).map(|()| false);
         }
         // First of all (C4): without it the rest can not come back.
-        self.io.remove_file(&format!("{withdrawn}/{MANIFEST}"), FailPoint::PRUNE_DIRECTORY).await?;
+        self.io.remove_file(&format!("{withdrawn}/{MANIFEST}"), FailPoint::PRUNE_MANIFEST).await?;
         self.io.remove_tree(&withdrawn, FailPoint::PRUNE_DIRECTORY).await?;
         Ok(true)
     }

@@ -188,5 +188,5 @@ fn c2_a_late_prune_of_what_the_successor_committed_anew_is_undone() {
     let scratch = scratch();
     let dir = scratch.path().join("run");
     let plan = Plan { from: Scene::Rollback.from(), others_live: true, steps: 3, ..Plan::default() };
-    wakes_up_beside(&dir, Scene::Fresh, "prune.manifest:2:stop", &plan);
+    wakes_up_beside(&dir, Scene::Fresh, "prune.rename:2:stop", &plan);
 }
