@@ -2,7 +2,7 @@
 
 use tracing::{info, warn};
 use trainctl_spec::Generation;
-use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Selector};
+use trainctl_store::checkpoints::{GENERATION_PIN, ResolveError, ResolveOptions, Selector};
 use trainctl_store::io::Io;
 use trainctl_store::origin::{FindError, Origin, Parent, Wanted, decide_wanted};
 use trainctl_store::{CheckpointStore, Fence, RunDir};
@@ -11,14 +11,12 @@ use super::{Error, PrepareRequest, Prepared, RunTask};
 use crate::record::StartPoint;
 use crate::rows::Rows;
 
-const PIN_PREFIX: &str = "generation-";
-
 impl RunTask {
     /// Earlier generations read nothing any more (C9). A pin that stays is harmless: it lapses after a day.
     async fn unpin_older(&self, store: &CheckpointStore, generation: Generation) {
         let released = async {
             for pin in store.pins().await? {
-                if pin.who != pin_of(generation) && pin.who.starts_with(PIN_PREFIX) {
+                if pin.who != pin_of(generation) && pin.who.starts_with(GENERATION_PIN) {
                     store.unpin(pin.name, &pin.who).await?;
                 }
             }
@@ -164,5 +162,5 @@ impl RunTask {
 
 /// Who pins a generation's start.
 fn pin_of(generation: Generation) -> String {
-    format!("{PIN_PREFIX}{generation}")
+    format!("{GENERATION_PIN}{generation}")
 }

@@ -23,7 +23,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use trainctl_spec::job::JobSpec;
 use trainctl_spec::report::ShardFile;
 
-pub use pins::Pin;
+pub use pins::{GENERATION_PIN, Pin, ReadPin};
 pub use pointers::{PointerMove, Pointers, Summary, pointer_targets};
 pub use resolve::{Note, ResolveError, ResolveOptions, Resolved, Selector};
 pub use retention::{
@@ -53,7 +53,7 @@ enum Occupant {
     /// No manifest.
     None,
     /// This very checkpoint.
-    Same(Committed),
+    Same(Box<Committed>),
     /// A manifest that a generation made which was dead by then: this one had retired all that it found (C6). Or one that a
     /// crash tore where there are no hard links. Its bytes.
     Dead(Vec<u8>),
@@ -286,7 +286,7 @@ impl CheckpointStore {
         fence.pass().await?;
         self.io.run(move |files| files.sweep_dir(&name.to_string(), FailPoint::COMMIT_SWEEP)).await?;
         if let Occupant::Same(committed) = self.occupant(&draft).await? {
-            return Ok(CommitOutcome::AlreadyCommitted(committed));
+            return Ok(CommitOutcome::AlreadyCommitted(*committed));
         }
         self.check_draft(&draft).await?;
         let mut manifest = draft;
@@ -315,7 +315,7 @@ impl CheckpointStore {
             fence.pass().await?;
             let (key, bytes, point) = (name.key(MANIFEST), bytes.clone(), FailPoint::COMMIT_MANIFEST);
             let made = match self.occupant(&manifest).await? {
-                Occupant::Same(committed) => return Ok(CommitOutcome::AlreadyCommitted(committed)),
+                Occupant::Same(committed) => return Ok(CommitOutcome::AlreadyCommitted(*committed)),
                 Occupant::None => self.io.create_if_absent(&key, bytes, point).await? == Created::New,
                 Occupant::Dead(old) => self.io.replace_exactly(&key, old, bytes, point).await?,
             };
@@ -333,7 +333,7 @@ impl CheckpointStore {
         let Some(bytes) = self.io.read(&name.key(MANIFEST)).await? else { return Ok(Occupant::None) };
         let reason = match Self::parse(name, &bytes) {
             Ok(found) if found.manifest.generation < draft.generation => return Ok(Occupant::Dead(bytes)),
-            Ok(found) if is_commit_of(&found.manifest, draft) => return Ok(Occupant::Same(found)),
+            Ok(found) if is_commit_of(&found.manifest, draft) => return Ok(Occupant::Same(Box::new(found))),
             Ok(found) => format!("generation {} committed it with other content", found.manifest.generation),
             Err(fault) if fault.was_committed() => {
                 return Err(Error::Manifest { path: self.path(name).join(MANIFEST), fault });

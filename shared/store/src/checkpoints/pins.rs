@@ -15,6 +15,9 @@ use crate::fault::FailPoint;
 use crate::layout::CheckpointName;
 use crate::wall;
 
+/// How a coordinator signs the pin of a generation's start, before its number; it also removes such pins.
+pub const GENERATION_PIN: &str = "generation-";
+
 const FOLDER: &str = "pins";
 const HONOURED: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -23,7 +26,7 @@ const HONOURED: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Pin {
     /// The checkpoint.
     pub name: CheckpointName,
-    /// Who claims it, for example `generation 7`. There is one pin for each checkpoint and claimant.
+    /// Who claims it, for example `generation-7`. There is one pin for each checkpoint and claimant.
     pub who: String,
     /// Since when, in UTC.
     pub at: String,
@@ -59,7 +62,44 @@ impl Pin {
     }
 }
 
+/// What keeps a checkpoint while somebody reads it; see [`CheckpointStore::pin_to_read`].
+#[derive(Debug)]
+pub struct ReadPin {
+    store: CheckpointStore,
+    name: CheckpointName,
+    who: String,
+    refused: Option<Error>,
+}
+
+impl ReadPin {
+    /// The reading is over. Says what a person should know of the pin.
+    pub async fn release(self) -> Option<String> {
+        let Self { store, name, who, refused } = self;
+        match refused {
+            Some(error) => Some(format!("{name} could not be pinned while it was read: {error}")),
+            None => store.unpin(name, &who).await.err().map(|error| format!("{name} stays pinned for a day: {error}")),
+        }
+    }
+}
+
 impl CheckpointStore {
+    /// Pins a checkpoint for `what`, which reads it (C9): it stays until [`ReadPin::release`], at most a day. Look only then
+    /// whether it is there. Where the run directory cannot be written there is no pin: the owner's retention is then not
+    /// held up.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn pin_to_read(&self, name: CheckpointName, what: &str) -> Result<ReadPin> {
+        // Readers on several nodes, or in several containers, may have the same process number.
+        let who = format!("{what}, process {} since {}", std::process::id(), wall::now());
+        let refused = match self.pin(name, &who).await {
+            Ok(()) => None,
+            Err(error) if error.is_refused() => Some(error),
+            Err(error) => return Err(error),
+        };
+        Ok(ReadPin { store: self.clone(), name, who, refused })
+    }
+
     /// Pins a checkpoint for a day, or renews the pin. Pin first, then check that the manifest is there.
     ///
     /// # Errors

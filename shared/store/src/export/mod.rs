@@ -257,18 +257,9 @@ impl CheckpointStore {
         options: &ExportOptions,
         mut progress: impl FnMut(u64, u64) + Send + 'static,
     ) -> Result<Exported, ExportError> {
-        let who = format!("export, process {}", std::process::id());
-        let mut warnings = Vec::new();
-        let pinned = match options.pin {
-            false => false,
-            true => match self.pin(name, &who).await {
-                Ok(()) => true,
-                Err(error) if error.is_refused() => {
-                    warnings.push(format!("{name} could not be pinned while it was read: {error}"));
-                    false
-                }
-                Err(error) => return Err(error.into()),
-            },
+        let pin = match options.pin {
+            true => Some(self.pin_to_read(name, "export").await?),
+            false => None,
         };
         let (store, to, options) = (self.clone(), to.to_owned(), options.clone());
         let manifest = manifest.map(str::to_owned);
@@ -277,11 +268,12 @@ impl CheckpointStore {
             export(&reader, &to, &options, &mut progress)
         });
         let result = work.await.unwrap_or_else(|stopped| Err(Error::Stopped(stopped.to_string()).into()));
-        if pinned && let Err(error) = self.unpin(name, &who).await {
-            warnings.push(format!("{name} stays pinned for a day: {error}"));
-        }
+        let warning = match pin {
+            Some(pin) => pin.release().await,
+            None => None,
+        };
         let mut exported = result?;
-        exported.warnings.extend(warnings);
+        exported.warnings.extend(warning);
         Ok(exported)
     }
 }

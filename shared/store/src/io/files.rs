@@ -246,9 +246,11 @@ impl Files {
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
     pub fn sync_dir(&self, key: &str, point: FailPoint) -> Result<()> {
-        match self {
-            Self::Disk(disk) if disk.path(key)?.is_dir() => disk.sync_dir(key, point),
-            _ => Ok(()),
+        let Self::Disk(disk) = self else { return Ok(()) };
+        let path = disk.path(key)?;
+        match path.try_exists().map_err(|e| Error::io("look at", &path, e))? {
+            true => disk.sync_dir(key, point),
+            false => Ok(()),
         }
     }
 

@@ -96,6 +96,9 @@ impl FileHasher {
 /// # Errors
 /// In which way it is not.
 pub(crate) fn check_record(format: u32, file: &ShardFile) -> Result<(), String> {
+    if let Some(header) = file.header.as_ref().filter(|header| !(8..=file.size).contains(&header.size)) {
+        return Err(format!("the record of {} has a header of {} bytes in {}", file.path, header.size, file.size));
+    }
     let count = block_count(file.size);
     let values = file.block_blake3.iter().map(|value| Hash::from_hex(value).map(Into::into));
     let values: Vec<ChainingValue> =

@@ -286,7 +286,7 @@ impl ShardReader {
         let damaged = |reason: String| Error::Damaged { path: self.path(file), reason };
         let length = |bytes: &[u8]| bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
         if let Some(header) = &record.header {
-            if header.size > record.size {
+            if !(8..=record.size).contains(&header.size) {
                 return Err(damaged(format!("has a header of {} bytes in {}", header.size, record.size)));
             }
             let mut bytes = vec![0; header.size as usize];

@@ -125,21 +125,29 @@ fn a_holder_that_freezes_and_wakes_up_after_a_takeover_does_no_harm() {
 }
 
 #[test]
-fn c6_what_is_later_than_the_start_is_retired_in_its_place_and_a_late_retirement_is_undone() {
+fn c6_what_is_later_than_the_start_is_retired_in_its_place_and_a_late_retirement_does_no_harm() {
     let scene = Scene::new();
-    scene.must("save", "run");
-    let mut command = scene.command("save epoch_0_step_1", "run");
-    command.env(ENV, "retire.rename:1:stop");
-    let frozen = scene.spawn(command);
-    frozen.wait_until_stopped("retire.rename");
-    scene.must("save-beside epoch_0_step_1", "run");
-    frozen.signal(Signal::SIGCONT);
-    assert!(frozen.wait().said.contains("ended: "));
-    scene.must("look-again", "run");
-    scene.must("complete", "run");
+    for point in ["retire.rename", "retire.rename.temp"] {
+        let run = format!("late-{point}");
+        scene.must("save", &run);
+        let mut command = scene.command("save epoch_0_step_1", &run);
+        command.env(ENV, format!("{point}:1:stop"));
+        let frozen = scene.spawn(command);
+        frozen.wait_until_stopped(point);
+        scene.must("save-beside epoch_0_step_1", &run);
+        frozen.signal(Signal::SIGCONT);
+        assert!(frozen.wait().said.contains("ended: "));
+        scene.must("complete", &run);
+        scene.must("look-again", &run);
+        scene.must("complete", &run);
+    }
 
-    scene.must("save epoch_0_step_1", "run");
-    scene.must("complete", "run");
+    let run = "run";
+    scene.must("save", run);
+    for _ in 0..2 {
+        scene.must("save epoch_0_step_1", run);
+    }
+    scene.must("complete", run);
     let keys = scene.server.keys();
     let retired = keys.iter().filter(|key| key.starts_with("run/epoch_0_step_3/manifest.abandoned.g")).count();
     assert_eq!(retired, 2, "what two generations retired is kept beside what came in its place: {keys:?}");
@@ -167,4 +175,19 @@ fn an_upload_of_a_killed_writer_is_ended_by_the_next_holder() {
         unknown.iter().for_each(|file| std::fs::remove_file(scene.path("s3/data").join(file)).unwrap());
     }
     assert!(left > 0, "no kill fell into an upload");
+}
+
+#[test]
+fn c6_a_late_removal_of_a_save_that_the_successor_has_committed_does_no_harm() {
+    let scene = Scene::new();
+    let ended = scene.run_with("save", "run", "commit.manifest:3:exit");
+    assert_eq!(ended.signal, Some(Signal::SIGKILL as i32), "{}", tail(&ended.said));
+    let mut command = scene.command("save", "run");
+    command.env(ENV, "retire.remove:1:stop");
+    let frozen = scene.spawn(command);
+    frozen.wait_until_stopped("retire.remove");
+    scene.must("save-beside", "run");
+    frozen.signal(Signal::SIGCONT);
+    assert!(frozen.wait().said.contains("ended: "));
+    scene.must("complete", "run");
 }

@@ -1,12 +1,12 @@
 //! `trainctl checkpoints diff`
 
 use clap::Args;
-use trainctl_store::checkpoints::{Committed, Selector};
+use trainctl_store::checkpoints::{Committed, ReadPin, Selector};
 use trainctl_store::{CheckpointStore, diff};
 
 use super::bar;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{OutputArgs, json, line, people, table};
+use crate::output::{OutputArgs, json, line, note, people, table};
 use crate::run_place::{RunPlace, RunRef, failure};
 
 /// Compare two checkpoints tensor by tensor
@@ -45,8 +45,8 @@ impl Diff {
             Ok(name) => RunRef { name: Some(name), ..self.first.clone() },
             Err(_) => self.second.parse().map_err(Failure::usage)?,
         };
-        let (store_a, a) = open(&self.first).await?;
-        let (store_b, b) = open(&second).await?;
+        let (store_a, a, pin_a) = open(&self.first).await?;
+        let (store_b, b, pin_b) = open(&second).await?;
         let bytes = if self.weights_only { 0 } else { a.manifest.total_bytes() };
         let bar = bar(bytes, "comparing");
         let (weights_only, shown) = (self.weights_only, bar.clone());
@@ -62,6 +62,9 @@ impl Diff {
             })
         };
         let compared = tokio::task::spawn_blocking(compare).await;
+        for pin in [pin_a, pin_b] {
+            pin.release().await.iter().for_each(|warning| note(warning));
+        }
         let diff = compared.map_err(|error| Failure::internal(error.to_string()))?.map_err(failure)?;
         bar.finish_and_clear();
         let equal = diff.is_within(self.tolerance);
@@ -127,8 +130,17 @@ impl Diff {
     }
 }
 
-async fn open(wanted: &RunRef) -> Result<(CheckpointStore, Committed), Failure> {
+/// A checkpoint that stays while it is compared.
+async fn open(wanted: &RunRef) -> Result<(CheckpointStore, Committed, ReadPin), Failure> {
     let place = RunPlace::open(&wanted.run)?;
-    let checkpoint = place.resolve(wanted).await?.checkpoint;
-    Ok((place.store(wanted.weights), checkpoint))
+    let name = place.resolve(wanted).await?.checkpoint.name();
+    let store = place.store(wanted.weights);
+    let pin = store.pin_to_read(name, "diff").await.map_err(failure)?;
+    match store.read_manifest(name).await {
+        Ok(checkpoint) => Ok((store, checkpoint, pin)),
+        Err(error) => {
+            pin.release().await.iter().for_each(|warning| note(warning));
+            Err(failure(error))
+        }
+    }
 }

@@ -1,15 +1,12 @@
 //! `trainctl checkpoints pin` and `unpin`
 
 use clap::Args;
-use trainctl_store::checkpoints::{Pin, Selector};
+use trainctl_store::checkpoints::{GENERATION_PIN, Pin, Selector};
 
 use super::pin_text;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{line, note};
 use crate::run_place::{RunPlace, RunRef, failure};
-
-/// How a generation of the coordinator signs; it removes its own pins.
-const RESERVED: &str = "generation ";
 
 /// Keep a checkpoint, whatever retention says, until it is unpinned
 #[derive(Debug, Args)]
@@ -47,7 +44,9 @@ pub(super) struct Unpin {
 fn claimant(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("must not be empty".to_owned()),
-        name if name.starts_with(RESERVED) => Err(format!("names that begin with `{RESERVED}` are the coordinator's")),
+        name if name.starts_with(GENERATION_PIN) => {
+            Err(format!("names that begin with `{GENERATION_PIN}` are the coordinator's"))
+        }
         name => Ok(name.to_owned()),
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use trainctl_store::checkpoints::{Committed, Listing, Selector, pointer_targets};
-use trainctl_store::{CheckpointName, CheckpointStore};
+use trainctl_store::{CheckpointName, CheckpointStore, Error};
 
 use super::{bar, listing};
 use crate::exit::{Exit, Failure, Outcome};
@@ -62,7 +62,9 @@ impl Verify {
             self.damaged(&format!("{prefix}{}", damaged.name), &damaged.fault.to_string(), found)?;
         }
         for committed in &listing.committed {
-            self.check(store, prefix, committed, found).await?;
+            if !self.check(store, prefix, committed, found).await? {
+                note(&format!("{prefix}{}: retention has removed it meanwhile", committed.name()));
+            }
         }
         Ok(())
     }
@@ -76,7 +78,10 @@ impl Verify {
             return self.damaged(&format!("{prefix}{name}"), &damaged.fault.to_string(), found);
         }
         let committed = store.read_manifest(name).await.map_err(failure)?;
-        self.check(&store, prefix, &committed, found).await
+        match self.check(&store, prefix, &committed, found).await? {
+            true => Ok(()),
+            false => Err(Failure::usage(format!("{name}: retention has removed it meanwhile"))),
+        }
     }
 
     fn damaged(&self, name: &str, fault: &str, found: &mut Found) -> Result<(), Failure> {
@@ -86,18 +91,25 @@ impl Verify {
         if self.output.is_json() { Ok(()) } else { line(&format!("{name}  DAMAGED  its manifest")) }
     }
 
+    /// `false` if it is there no more.
     async fn check(
         &self,
         store: &CheckpointStore,
         prefix: &str,
         committed: &Committed,
         found: &mut Found,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let name = committed.name();
         let shown = format!("{prefix}{name}");
         let bar = bar(committed.manifest.total_bytes(), &shown);
-        let result = store.verify(name, &|done, _| bar.set_position(done)).await.map_err(failure)?;
+        let pin = store.pin_to_read(name, "verify").await.map_err(failure)?;
+        let result = store.verify(name, &|done, _| bar.set_position(done)).await;
         bar.finish_and_clear();
+        pin.release().await.iter().for_each(|warning| note(warning));
+        let result = match result {
+            Err(Error::NotCommitted { .. }) => return Ok(false),
+            other => other.map_err(failure)?,
+        };
         result.faults.iter().for_each(|fault| note(&format!("{shown}/{fault}")));
         found.broken += usize::from(!result.faults.is_empty());
         let faults: Vec<String> = result.faults.iter().map(ToString::to_string).collect();
@@ -107,9 +119,10 @@ impl Verify {
             "faults": faults,
         }));
         if self.output.is_json() {
-            return Ok(());
+            return Ok(true);
         }
-        line(&format!("{shown}  {verdict}  {} files, {}", people(result.files as u64), size(result.bytes)))
+        line(&format!("{shown}  {verdict}  {} files, {}", people(result.files as u64), size(result.bytes)))?;
+        Ok(true)
     }
 }
 
