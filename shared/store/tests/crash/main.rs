@@ -23,7 +23,6 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use trainctl_store::checkpoints::{Retention, Selector};
 use trainctl_store::fault::FailPoint;
-use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, Unfenced};
 
 use crate::cases::{Case, carry_out, cases, places, points, sample};
