@@ -331,13 +331,8 @@ impl TryFrom<v1::ShardsDurable> for report::ShardReport {
             let reason = format!("{:?} is not the name of a directory", wire.checkpoint);
             return Err(invalid("shards.checkpoint", reason));
         }
-        let kind = match wire.kind() {
-            v1::SaveKind::Full => report::SaveKind::Full,
-            v1::SaveKind::Weights => report::SaveKind::Weights,
-            v1::SaveKind::Unspecified => return Err(ProtocolError::Missing("shards.kind")),
-        };
         Ok(Self {
-            kind,
+            kind: wire.kind().try_into()?,
             step: wire.step,
             checkpoint: wire.checkpoint,
             files: wire.files.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
@@ -369,6 +364,18 @@ impl TryFrom<&report::ShardReport> for v1::ShardsDurable {
             stall_seconds: report.stall_seconds,
             write_seconds: report.write_seconds,
         })
+    }
+}
+
+impl TryFrom<v1::SaveKind> for report::SaveKind {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::SaveKind) -> Result<Self, ProtocolError> {
+        match wire {
+            v1::SaveKind::Full => Ok(Self::Full),
+            v1::SaveKind::Weights => Ok(Self::Weights),
+            v1::SaveKind::Unspecified => Err(ProtocolError::Missing("the kind of a save")),
+        }
     }
 }
 

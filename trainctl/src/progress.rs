@@ -136,6 +136,8 @@ fn state_text(job: &v1::Job) -> String {
 fn event_text(event: &Value) -> Option<String> {
     let number = |key: &str| event.get(key).and_then(Value::as_u64);
     let text = |key: &str| event.get(key).and_then(Value::as_str);
+    // It must be plain that it is not a checkpoint that is missing.
+    let part = || if text("save") == Some("weights") { "the weights of " } else { "" };
     match text("kind")? {
         "checkpoint_committed" => {
             let step = number("step")?;
@@ -152,9 +154,13 @@ fn event_text(event: &Value) -> Option<String> {
             };
             Some(format!("{kind} {name} (after {}){cost}", steps(step + 1)))
         }
-        "save_failed" => Some(format!("the save of step {} failed: {}", number("step")?, text("error")?)),
-        "save_skipped" => Some(format!("the save of step {} was left out: {}", number("step")?, text("reason")?)),
-        "checkpoint_failed" => Some(format!("the commit of step {} failed: {}", number("step")?, text("error")?)),
+        "save_failed" => Some(format!("the save of {}step {} failed: {}", part(), number("step")?, text("error")?)),
+        "save_skipped" => {
+            Some(format!("the save of {}step {} was left out: {}", part(), number("step")?, text("reason")?))
+        }
+        "checkpoint_failed" => {
+            Some(format!("the commit of {}step {} failed: {}", part(), number("step")?, text("error")?))
+        }
         "checkpoint_refused" => Some(format!("step {} is no checkpoint: {}", number("step")?, text("reason")?)),
         "consolidate_failed" => Some(format!("{}: no consolidated weights: {}", text("checkpoint")?, text("error")?)),
         "hook_ended" if number("code") != Some(0) => {

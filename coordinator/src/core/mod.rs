@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 use trainctl_proto::v1;
-use trainctl_spec::report::{TrainRow, ValidationRow};
+use trainctl_spec::report::{SaveKind, TrainRow, ValidationRow};
 use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
 use trainctl_spec::{Generation, JobId, JobSpec, Term};
 use trainctl_store::layout::CheckpointName;
@@ -226,8 +226,8 @@ pub struct Job {
     pub rows: Rows,
     /// Why it waits, for people; empty when it does not.
     pub waiting: String,
-    /// What is wrong with its saves, for people; empty since the last commit.
-    pub save_trouble: String,
+    /// What is wrong with its saves of a kind, for people, until the next commit of that kind.
+    pub save_trouble: BTreeMap<SaveKind, String>,
     /// The last commit and what it cost.
     pub last_save: Option<v1::SaveSummary>,
     /// Exports and commands under way.
@@ -245,7 +245,7 @@ impl Job {
             pointers: Default::default(),
             rows: Rows::default(),
             waiting: String::new(),
-            save_trouble: String::new(),
+            save_trouble: BTreeMap::new(),
             last_save: None,
             followers: Followers::default(),
         }

@@ -200,21 +200,14 @@ impl Core {
                 rank.phase = Phase::Finished;
                 return self.keep_until_decided(&id, token);
             }
-            Report::SaveFailed(failed) => {
-                warn!(job = %id, rank = number, step = failed.step, error = %failed.error, "save failed");
-                let entry = Entry::new("save_failed").rank(number).step(failed.step);
-                self.event_row(&id, entry.with("error", failed.error.clone().into()), at, out);
-                self.save_failed(&id, failed.step, &format!("rank {number}: {}", failed.error), at, out);
-            }
-            Report::SaveSkipped(skipped) => {
-                info!(job = %id, rank = number, step = skipped.step, reason = %skipped.reason, "save left out");
-                let entry = Entry::new("save_skipped").rank(number).step(skipped.step);
-                self.event_row(&id, entry.with("reason", skipped.reason.clone().into()), at, out);
-                if let Some(job) = self.jobs.get_mut(&id) {
-                    job.save_trouble = format!("the save of step {} was left out: {}", skipped.step, skipped.reason);
-                }
-                self.publish(&id, out);
-            }
+            Report::SaveFailed(failed) => match SaveKind::try_from(failed.kind()) {
+                Ok(kind) => self.rank_failed_to_save(&id, number, (kind, failed.step), &failed.error, at, out),
+                Err(error) => warn!(job = %id, rank = number, %error, "report of a failed save refused"),
+            },
+            Report::SaveSkipped(skipped) => match SaveKind::try_from(skipped.kind()) {
+                Ok(kind) => self.rank_left_out_save(&id, number, (kind, skipped.step), &skipped.reason, at, out),
+                Err(error) => warn!(job = %id, rank = number, %error, "report of a skipped save refused"),
+            },
             Report::Exited(exit) => {
                 self.exited(&id, number, &exit, at.now.saturating_sub(age), at, out);
                 return self.keep_until_decided(&id, token);

@@ -103,25 +103,62 @@ impl Core {
         self.acknowledge(tokens, out);
         let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(key.0).into());
         self.event_row(id, entry.with("reason", why.into()), at, out);
-        self.save_failed(id, step, why, at, out);
+        self.save_failed(id, key, why, at, out);
+    }
+
+    /// A rank could not write its share of a save.
+    pub(super) fn rank_failed_to_save(
+        &mut self,
+        id: &JobId,
+        rank: u32,
+        key @ (kind, step): SaveKey,
+        error: &str,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        warn!(job = %id, rank, step, ?kind, error, "save failed");
+        let entry = Entry::new("save_failed").rank(rank).step(step).with("save", name_of(kind).into());
+        self.event_row(id, entry.with("error", error.into()), at, out);
+        self.save_failed(id, key, &format!("rank {rank}: {error}"), at, out);
+    }
+
+    /// A rank left out a save.
+    pub(super) fn rank_left_out_save(
+        &mut self,
+        id: &JobId,
+        rank: u32,
+        key @ (kind, step): SaveKey,
+        reason: &str,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) {
+        info!(job = %id, rank, step, ?kind, reason, "save left out");
+        let entry = Entry::new("save_skipped").rank(rank).step(step).with("save", name_of(kind).into());
+        self.event_row(id, entry.with("reason", reason.into()), at, out);
+        if let Some(job) = self.jobs.get_mut(id) {
+            job.save_trouble.insert(kind, format!("{} was left out: {reason}", for_people(key)));
+        }
+        self.publish(id, out);
     }
 
     /// A save of the current generation failed. The run goes on on its last commit, unless the spec says that it must not.
-    pub(super) fn save_failed(&mut self, id: &JobId, step: u64, why: &str, at: Moment, out: &mut Vec<Effect>) {
+    fn save_failed(&mut self, id: &JobId, key @ (kind, step): SaveKey, why: &str, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let Some(live) = &job.live else { return };
         let generation = live.generation;
         let max = job.spec.checkpoint.max_failures;
-        let (decision, failed) = decide_failed_save(&job.record.failed_saves, generation, step, why, max);
+        let (decision, failed) = decide_failed_save(&job.record.failed_saves, kind, generation, step, why, max);
         let is_new = failed != job.record.failed_saves;
         job.record.failed_saves = failed;
         let trouble = |in_a_row: u32| match in_a_row {
-            1 => format!("the save of step {step} failed: {why}"),
-            n => format!("{n} saves in a row failed, the last one of step {step}: {why}"),
+            2.. if kind == SaveKind::Full => {
+                format!("{in_a_row} saves in a row failed, the last one of step {step}: {why}")
+            }
+            _ => format!("{} failed: {why}", for_people(key)),
         };
         match decision {
             OnFailure::GoOn { in_a_row } => {
-                job.save_trouble = trouble(in_a_row);
+                job.save_trouble.insert(kind, trouble(in_a_row));
                 if is_new {
                     self.journal(id, out);
                 }
@@ -141,7 +178,7 @@ impl Core {
     pub(super) fn give_up_retries(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
         let given_up: Vec<(SaveKey, Save)> = live.saves.extract_if(.., |_, save| save.is_tried_again()).collect();
-        live.gave_up |= !given_up.is_empty();
+        live.gave_up |= given_up.iter().any(|((kind, _), _)| *kind == SaveKind::Full);
         for ((kind, step), save) in given_up {
             self.acknowledge(save.tokens, out);
             let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(kind).into());
@@ -186,7 +223,7 @@ impl Core {
                 warn!(job = %id, step, error, "commit failed: trying again");
                 let entry = Entry::new("checkpoint_failed").step(step).with("save", name_of(kind).into());
                 self.event_row(id, entry.with("error", error.clone().into()), at, out);
-                return self.save_failed(id, step, &format!("commit: {error}"), at, out);
+                return self.save_failed(id, key, &format!("commit: {error}"), at, out);
             }
         };
         let (stall_seconds, write_seconds) = live.saves.get(&key).map(Save::times).unwrap_or_default();
@@ -195,8 +232,8 @@ impl Core {
         let tokens = done.into_iter().flat_map(|(_, save)| save.tokens).collect();
         let newest = live.committed.entry(kind).or_default();
         *newest = step.max(*newest);
-        job.record.failed_saves = after_commit(&job.record.failed_saves, committed.generation, step);
-        job.save_trouble.clear();
+        job.record.failed_saves = after_commit(&job.record.failed_saves, kind, committed.generation, step);
+        job.save_trouble.remove(&kind);
         if kind == SaveKind::Full {
             job.record.budget = refill(&job.record.budget, step);
             job.pointers = info.pointers;
@@ -242,6 +279,13 @@ impl Core {
         for key in due {
             self.commit(id, key, out);
         }
+    }
+}
+
+fn for_people((kind, step): SaveKey) -> String {
+    match kind {
+        SaveKind::Full => format!("the save of step {step}"),
+        SaveKind::Weights => format!("the save of the weights of step {step}"),
     }
 }
 

@@ -46,10 +46,10 @@ impl Core {
             name: job.spec.name.clone(),
             run_dir: job.spec.run_dir.display().to_string(),
             phase: phase(&record.phase) as i32,
-            reason: [reason, job.waiting.clone(), job.save_trouble.clone()]
+            reason: [reason, job.waiting.clone()]
                 .into_iter()
                 .find(|reason| !reason.is_empty())
-                .unwrap_or_default(),
+                .unwrap_or_else(|| job.save_trouble.values().map(String::as_str).collect::<Vec<_>>().join("; ")),
             generation: record.generation.0,
             term: record.term.0,
             steps_done,

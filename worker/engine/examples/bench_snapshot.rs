@@ -52,11 +52,11 @@ impl Link for Reports {
     fn shards_durable(&self, report: ShardReport) {
         self.0.lock().unwrap().push(report);
     }
-    fn save_failed(&self, step: Step, why: &str) {
-        panic!("step {step}: {why}");
+    fn save_failed(&self, kind: SaveKind, step: Step, why: &str) {
+        panic!("{kind:?} of step {step}: {why}");
     }
-    fn save_skipped(&self, step: Step, why: &str) {
-        panic!("step {step}: {why}");
+    fn save_skipped(&self, kind: SaveKind, step: Step, why: &str) {
+        panic!("{kind:?} of step {step}: {why}");
     }
     fn requests(&self) -> Requests {
         Requests::default()

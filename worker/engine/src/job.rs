@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use trainctl_collective::KeyValue;
 use trainctl_spec::job::JobSpec;
-use trainctl_spec::report::{FinishCause, Phase, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::start::{DataPhase, StartFrom};
 use trainctl_spec::{Generation, Rank, Step};
 
@@ -62,9 +62,9 @@ pub trait Link: Send + Sync {
     /// This rank's shards of a step are written, synced and hashed.
     fn shards_durable(&self, report: ShardReport);
     /// A save failed on this rank; the run goes on on the last commit.
-    fn save_failed(&self, step: Step, why: &str);
+    fn save_failed(&self, kind: SaveKind, step: Step, why: &str);
     /// A save was left out on this rank, as `checkpoint.when_busy` says or because nothing can be written.
-    fn save_skipped(&self, step: Step, why: &str);
+    fn save_skipped(&self, kind: SaveKind, step: Step, why: &str);
     /// What is asked of this rank now. Read once per step.
     fn requests(&self) -> Requests;
 }

@@ -13,7 +13,7 @@ use tonic::Code;
 use trainctl_engine::{Finished, Link as EngineLink, Requests};
 use trainctl_proto::v1::{self, PhaseChanged, RankReport, StepDone, rank_report::Report};
 use trainctl_spec::Step;
-use trainctl_spec::report::{Phase, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 
 use crate::ending::Ending;
 use crate::link::Link;
@@ -121,14 +121,16 @@ impl EngineLink for Reporter {
         }
     }
 
-    fn save_failed(&self, step: Step, why: &str) {
-        tracing::error!(step = step.0, why, "save failed; the run goes on on the last commit");
-        self.report(Report::SaveFailed(v1::SaveFailed { step: step.0, error: why.to_owned() }));
+    fn save_failed(&self, kind: SaveKind, step: Step, why: &str) {
+        tracing::error!(?kind, step = step.0, why, "save failed; the run goes on on the last commit");
+        let kind = v1::SaveKind::from(kind).into();
+        self.report(Report::SaveFailed(v1::SaveFailed { step: step.0, error: why.to_owned(), kind }));
     }
 
-    fn save_skipped(&self, step: Step, why: &str) {
-        tracing::warn!(step = step.0, why, "save left out");
-        self.report(Report::SaveSkipped(v1::SaveSkipped { step: step.0, reason: why.to_owned() }));
+    fn save_skipped(&self, kind: SaveKind, step: Step, why: &str) {
+        tracing::warn!(?kind, step = step.0, why, "save left out");
+        let kind = v1::SaveKind::from(kind).into();
+        self.report(Report::SaveSkipped(v1::SaveSkipped { step: step.0, reason: why.to_owned(), kind }));
     }
 
     fn requests(&self) -> Requests {

@@ -19,7 +19,12 @@ fn status(world: &World) -> v1::Job {
 }
 
 fn fail_save(world: &mut World, rank: u32, step: u64) {
-    let failed = v1::SaveFailed { step, error: "write model/shard: No space left on device".to_owned() };
+    fail_save_of(world, SaveKind::Full, rank, step);
+}
+
+fn fail_save_of(world: &mut World, kind: SaveKind, rank: u32, step: u64) {
+    let error = "write model/shard: No space left on device".to_owned();
+    let failed = v1::SaveFailed { step, error, kind: v1::SaveKind::from(kind).into() };
     world.report(SessionId::from(rank) + 1, rank, Report::SaveFailed(failed));
 }
 
@@ -93,6 +98,29 @@ fn max_failures_stops_the_job_with_the_cause() {
     let cause = cause.to_string();
     assert!(cause.contains("2 saves in a row failed (checkpoint.max_failures = 2)"), "{cause}");
     assert!(cause.contains("No space left"), "{cause}");
+}
+
+#[test]
+fn weights_that_cannot_be_saved_stop_no_job_and_forgive_nothing() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: false, max_failures: 2}");
+    for step in [9, 19, 29] {
+        fail_save_of(&mut world, SaveKind::Weights, 0, step);
+    }
+    world.save(1, 0, 30, SaveKind::Weights);
+    world.save(2, 1, 30, SaveKind::Weights);
+    world.committed_as(SaveKind::Weights, 30, Err("No space left on device"));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    assert_eq!(status(&world).reason, "the save of the weights of step 30 failed: commit: No space left on device");
+    assert!(world.events("save_failed").iter().all(|event| event["save"] == "weights"));
+
+    fail_save(&mut world, 0, 31);
+    let reason = status(&world).reason;
+    assert!(reason.starts_with("the save of step 31 failed: rank 0"), "{reason}");
+    assert!(reason.contains("; the save of the weights of step 30 failed"), "both are still so: {reason}");
+    world.committed_as(SaveKind::Weights, 30, Ok(()));
+    assert!(!status(&world).reason.contains("weights"), "{}", status(&world).reason);
+    fail_save(&mut world, 0, 32);
+    assert!(matches!(world.phase(), JobPhase::Stopping { why: StopReason::Fail { .. }, .. }), "{:?}", world.phase());
 }
 
 #[test]

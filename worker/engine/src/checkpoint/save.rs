@@ -126,7 +126,7 @@ impl Saver {
         match decide::decide(obstacles, self.world_size) {
             Decision::Save => {}
             Decision::Skip(why) => {
-                self.link.save_skipped(step, &named(kind, &why));
+                self.link.save_skipped(kind, step, &why);
                 return Ok(());
             }
             Decision::Fail(why) => {
@@ -213,7 +213,7 @@ impl Saver {
 
     /// Notes how a save ended.
     fn ended(&mut self, kind: SaveKind, name: CheckpointName, result: Result<(), String>) {
-        let result = result.or_else(|why| self.fail(kind, name, named(kind, &why)));
+        let result = result.or_else(|why| self.fail(kind, name, why));
         if kind == SaveKind::Full {
             self.newest = result;
         }
@@ -222,7 +222,7 @@ impl Saver {
     /// Reports a failed save.
     fn fail(&self, kind: SaveKind, name: CheckpointName, why: String) -> Result<(), Error> {
         tracing::error!(checkpoint = %name, ?kind, error = %why, "a save failed; the run goes on on the last commit");
-        self.link.save_failed(Step(name.step), &why);
+        self.link.save_failed(kind, Step(name.step), &why);
         Err(Error::Save { name: name.to_string(), why })
     }
 }
@@ -294,14 +294,6 @@ impl Lane {
                 None
             }
         }
-    }
-}
-
-/// People must see that it is not a checkpoint that is missing.
-fn named(kind: SaveKind, why: &str) -> String {
-    match kind {
-        SaveKind::Full => why.to_owned(),
-        SaveKind::Weights => format!("weights: {why}"),
     }
 }
 

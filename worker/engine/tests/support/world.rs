@@ -265,11 +265,11 @@ impl Link for Recorder {
         self.told.lock().unwrap().reports.push(report);
     }
 
-    fn save_failed(&self, step: Step, why: &str) {
+    fn save_failed(&self, _: SaveKind, step: Step, why: &str) {
         self.told.lock().unwrap().failed_saves.push(format!("{step}: {why}"));
     }
 
-    fn save_skipped(&self, step: Step, why: &str) {
+    fn save_skipped(&self, _: SaveKind, step: Step, why: &str) {
         self.told.lock().unwrap().skipped_saves.push(format!("{step}: {why}"));
     }
 
