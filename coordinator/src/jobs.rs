@@ -26,7 +26,7 @@ use crate::exports::ExportTask;
 use crate::hooks::{HookRequest, HookTask};
 use crate::owner::{Gone, Handle, RunPorts};
 use crate::record::JobRecord;
-use crate::run_io::{IoRequest, RunTask, best_metric_key};
+use crate::run_io::{IoRequest, RunTask};
 use crate::runs::Runs;
 use crate::{follow, refusal};
 
@@ -251,7 +251,7 @@ impl JobsService {
         }
         let selector: Selector = from.parse().map_err(|e| Status::invalid_argument(format!("--from {from}: {e}")))?;
         let options =
-            ResolveOptions { best_metric_key: best_metric_key(spec), allow_older, ..ResolveOptions::default() };
+            ResolveOptions { best_metric_key: spec.best_metric_key(), allow_older, ..ResolveOptions::default() };
         let store = CheckpointStore::of_job(spec).map_err(unusable)?;
         let resolved = store.resolve(selector, &options).await;
         let resolved = resolved.map_err(|error| Status::failed_precondition(error.to_string()))?;

@@ -102,11 +102,6 @@ fn finished(spec: &JobSpec, done: u64, latest: &str, listing: &Listing) -> Strin
     )
 }
 
-/// `checkpoint.best_metric_key`, else "default", else the only set there is.
-pub(crate) fn best_metric_key(spec: &JobSpec) -> String {
-    spec.best_metric_key().to_owned()
-}
-
 fn refusal(error: ResolveError) -> Failure {
     match error {
         ResolveError::Store(error) => Failure::internal(error.to_string()),

@@ -114,15 +114,15 @@ impl RunPlace {
         if weights { self.full.weights() } else { self.full.clone() }
     }
 
-    /// `checkpoint.best_metric_key` of the spec, else "default", else the only validation set there is.
-    pub(crate) fn best_metric_key(&self) -> String {
-        self.spec.as_ref().map_or_else(|| "default".to_owned(), crate::precheck::best_metric_key)
+    /// The spec's, and "default" where there is no spec.
+    pub(crate) fn best_metric_key(&self) -> &str {
+        self.spec.as_ref().map_or("default", JobSpec::best_metric_key)
     }
 
     /// The committed checkpoint that is meant (LATEST if nothing was said), with its notes told.
     pub(crate) async fn resolve(&self, wanted: &RunRef) -> Result<Resolved, Failure> {
         let best = self.best_metric_key();
-        let options = ResolveOptions { best_metric_key: &best, ..ResolveOptions::default() };
+        let options = ResolveOptions { best_metric_key: best, ..ResolveOptions::default() };
         let selector = wanted.name.unwrap_or(Selector::Latest);
         let resolved = self.store(wanted.weights).resolve(selector, &options).await.map_err(refusal)?;
         // Weights-only checkpoints have no pointers: LATEST is the newest there.

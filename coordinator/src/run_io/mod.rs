@@ -416,7 +416,7 @@ impl RunTask {
     }
 
     fn best_metric_key(&self) -> &str {
-        best_metric_key(&self.spec)
+        self.spec.best_metric_key()
     }
 
     async fn pointers(&self, store: &CheckpointStore) -> (String, String) {
@@ -430,7 +430,7 @@ pub async fn known(spec: &JobSpec) -> Known {
     let rows = Rows::open(&RunDir::new(&spec.run_dir), spec.validation_datasets.keys(), &unfenced);
     let (first, last, validation) = rows.known();
     let pointers = match CheckpointStore::of_job(spec) {
-        Ok(store) => pointers(&store, best_metric_key(spec)).await,
+        Ok(store) => pointers(&store, spec.best_metric_key()).await,
         Err(error) => {
             warn!(%error, "the place of the checkpoints cannot be used");
             Default::default()
@@ -450,16 +450,6 @@ async fn pointers(store: &CheckpointStore, best_metric_key: &str) -> (String, St
             warn!(directory = %store.root().display(), %error, "the checkpoints cannot be listed");
             Default::default()
         }
-    }
-}
-
-/// The validation set whose loss moves LOWEST_VAL: the spec's, else "default", else the only one.
-pub fn best_metric_key(spec: &JobSpec) -> &str {
-    let only = || spec.validation_datasets.keys().next().filter(|_| spec.validation_datasets.len() == 1);
-    match &spec.checkpoint.best_metric_key {
-        Some(key) => key,
-        None if spec.validation_datasets.contains_key("default") => "default",
-        None => only().map_or("default", String::as_str),
     }
 }
 

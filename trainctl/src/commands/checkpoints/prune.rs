@@ -53,7 +53,7 @@ impl Prune {
         let best = place.best_metric_key();
         let milestones = place.spec.as_ref().filter(|_| !self.run.weights);
         let keep_every_steps = milestones.and_then(|spec| spec.checkpoint.keep_every_steps);
-        let retention = Retention { keep: Some(keep), keep_every_steps, best_metric_key: &best };
+        let retention = Retention { keep: Some(keep), keep_every_steps, best_metric_key: best };
         let plan = store.plan_prune(&retention).await.map_err(failure)?;
         let lines = lines(&store, &plan).await?;
         if !self.dry_run && plan.removes() {

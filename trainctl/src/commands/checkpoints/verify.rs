@@ -72,7 +72,7 @@ impl Verify {
     async fn one(&self, place: &RunPlace, selector: Selector, found: &mut Found) -> Result<(), Failure> {
         let (store, prefix) = (place.store(self.run.weights), if self.run.weights { "weights/" } else { "" });
         let listing = listing(&store).await?;
-        let wanted = meant(selector, &listing, &place.best_metric_key());
+        let wanted = meant(selector, &listing, place.best_metric_key());
         let name = wanted.ok_or_else(|| Failure::usage(format!("{} holds no such checkpoint", self.run)))?;
         if let Some(damaged) = listing.damaged.iter().find(|damaged| damaged.name == name) {
             return self.damaged(&format!("{prefix}{name}"), &damaged.fault.to_string(), found);
