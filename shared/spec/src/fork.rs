@@ -72,7 +72,13 @@ impl fmt::Display for Objection {
         let of = |difference: &Difference| Difference { note: "", ..difference.clone() };
         match self {
             Self::WeightsOnly { keep } => {
-                write!(f, "it holds weights only, so {keep} cannot be kept; keep weights alone")
+                let (keep, alone) = (keep.to_string(), format!("{}, ", Keep::WEIGHTS));
+                let more = keep.strip_prefix(&alone).unwrap_or(&keep);
+                write!(
+                    f,
+                    "it holds weights only, so {more} cannot be kept: keep weights alone (--keep weights, or \
+                     checkpoint.weights_only beside restore_from)"
+                )
             }
             Self::Optimizer(difference) => write!(
                 f,
