@@ -1,4 +1,4 @@
-//! A small file system for tests, mounted by FUSE, in memory: it fails calls by script, refuses links, shows new names late on
+//! A small file system for tests, mounted by FUSE, in memory: it fails calls by script, holds syncs up, refuses links, shows new names late on
 //! a second mount, and at a power cut forgets all that was not synced. After a SIGKILL the page cache survives, so only a
 //! power cut tests durability.
 //!
@@ -133,6 +133,31 @@ impl FaultFs {
     /// [`Error`].
     pub fn clear(&mut self) -> Result<(), Error> {
         self.command("clear").map(|_| ())
+    }
+
+    /// Syncs of files whose path contains `part` do not end until [`FaultFs::release`], as on a disk that hangs. Everything
+    /// else goes on.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn hold(&mut self, part: &str) -> Result<(), Error> {
+        self.command(&format!("hold {part}")).map(|_| ())
+    }
+
+    /// How many syncs are held up.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn held(&mut self) -> Result<u64, Error> {
+        self.number("held")
+    }
+
+    /// Ends the syncs that are held up, and holds none any more.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn release(&mut self) -> Result<(), Error> {
+        self.command("release").map(|_| ())
     }
 
     /// So many bytes fit; 0 = no limit.

@@ -29,12 +29,16 @@ const BLOCK: u64 = 4096;
 const PLENTY: u64 = 1 << 40;
 
 /// What all mounts share.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     image: Image,
     script: Script,
     /// Bytes that fit.
     capacity: Option<u64>,
+    /// Part of the paths whose syncs are not answered.
+    hold: Option<String>,
+    /// The answers that wait, with what they will say.
+    held: Vec<(ReplyEmpty, Result<()>)>,
 }
 
 type Shared = Arc<Mutex<State>>;
@@ -64,10 +68,7 @@ impl View {
     }
 
     fn empty(&self, reply: ReplyEmpty, work: impl FnOnce(&mut State) -> Result<()>) {
-        match work(&mut self.state()) {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(refusal(errno)),
-        }
+        answer(reply, work(&mut self.state()));
     }
 }
 
@@ -90,6 +91,13 @@ impl State {
         let Some(capacity) = self.capacity else { return Ok(()) };
         let more = end.saturating_sub(self.image.bytes(ino)?.len() as u64);
         if more > 0 && self.image.used() + more > capacity { Err(Errno::ENOSPC) } else { Ok(()) }
+    }
+}
+
+fn answer(reply: ReplyEmpty, result: Result<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(refusal(errno)),
     }
 }
 
@@ -323,10 +331,13 @@ impl Filesystem for View {
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.empty(reply, |state| {
-            state.pass(Call::Fsync, ino)?;
-            state.image.sync(ino.0)
-        });
+        let mut state = self.state();
+        let result = state.pass(Call::Fsync, ino).and_then(|()| state.image.sync(ino.0));
+        let path = state.image.path(ino.0);
+        match &state.hold {
+            Some(part) if path.contains(part) => state.held.push((reply, result)),
+            _ => answer(reply, result),
+        }
     }
 
     fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -410,6 +421,12 @@ fn obey(
         }
         "fail" => state_now.script.add(rest.parse()?),
         "clear" => state_now.script.clear(),
+        "hold" => state_now.hold = Some(rest.to_owned()),
+        "held" => return Ok(format!("ok {}", state_now.held.len())),
+        "release" => {
+            state_now.hold = None;
+            state_now.held.drain(..).for_each(|(reply, result)| answer(reply, result));
+        }
         "capacity" => state_now.capacity = Some(number(rest)?).filter(|bytes| *bytes > 0),
         "sync" => state_now.image.sync_all(),
         "write-back" => state_now.image.write_back(number(rest)?),

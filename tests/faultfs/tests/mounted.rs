@@ -118,3 +118,29 @@ fn a_second_mount_sees_new_names_late() {
     assert_eq!(fs::read(other.path().join("own")).unwrap(), b"y");
     assert_eq!(fs::read(dir.path().join("own")).unwrap(), b"y");
 }
+
+#[test]
+fn a_sync_is_held_up_until_it_is_released_and_holds_up_nothing_else() {
+    let Some((dir, mut fs)) = mounted() else { return };
+    let root = dir.path().to_owned();
+    fs.hold("slow").unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn({
+        let root = root.clone();
+        move || {
+            write_synced(&root.join("slow"), b"x");
+            ended.send(()).unwrap();
+        }
+    });
+    while fs.held().unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    write_synced(&root.join("quick"), b"y");
+    assert_eq!(fs::read(root.join("slow")).unwrap(), b"x");
+    assert!(end.try_recv().is_err(), "the sync must not end by itself");
+    fs.release().unwrap();
+    end.recv_timeout(Duration::from_secs(10)).unwrap();
+    writer.join().unwrap();
+    write_synced(&root.join("slow too"), b"z");
+    assert_eq!(fs.held().unwrap(), 0);
+}
