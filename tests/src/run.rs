@@ -140,6 +140,34 @@ impl Run {
         wait::until(&what, || self.dir.exists().then(|| self.commits().pop())?.filter(|last| last.step >= step))
     }
 
+    /// What is left in the directory that no run has a use for: temporary files, checkpoints without a manifest.
+    pub fn left_behind(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.dir.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
+                let name = entry.file_name().into_string().unwrap();
+                let is_dir = entry.file_type().unwrap().is_dir();
+                let is_torn = || folder == self.dir && name.parse::<CheckpointName>().is_ok();
+                if name.starts_with(".tmp-") || (is_dir && is_torn() && self.manifest(&name).is_none()) {
+                    found.push(entry.path().display().to_string());
+                }
+                if is_dir {
+                    folders.push(entry.path());
+                }
+            }
+        }
+        found
+    }
+
+    /// Names of the files in a checkpoint's folders (`model/`, `optim/`), committed or not; none if it is not there.
+    pub fn files(&self, checkpoint: &str) -> Vec<String> {
+        let sections = fs::read_dir(self.dir.join(checkpoint)).into_iter().flatten().flatten();
+        let sections = sections.filter(|entry| entry.path().is_dir());
+        let files = sections.flat_map(|section| fs::read_dir(section.path()).into_iter().flatten().flatten());
+        files.filter_map(|file| file.file_name().into_string().ok()).collect()
+    }
+
     /// The manifest that LATEST names.
     ///
     /// # Panics

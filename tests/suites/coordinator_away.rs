@@ -117,6 +117,43 @@ fn p5_trainctl_run_brings_a_killed_coordinator_back() {
     assert_eq!(run.latest().state_hash, want.latest().state_hash);
 }
 
+#[test]
+fn c2_saves_that_nobody_could_commit_are_committed_by_the_next_coordinator() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("saves-of-an-outage");
+    let job = Job::new(scratch.join("run")).slow();
+    let want = unbroken(&job);
+    let (state, run) = (scratch.join("state"), Run::new(&job.run_dir));
+    let mut coordinator = Coordinator::start(&scratch, &state);
+    let _workers: Vec<Process> = (0..2).map(|index| daemons::start_worker(&scratch, &state, index, None)).collect();
+    let id = daemons::submit(&scratch, &state, &job.write(scratch.join("job.yaml")));
+
+    run.wait_for_commit(9);
+    coordinator.process.kill9();
+    let before = run.commits().pop().unwrap();
+    let trainers = run.trainers();
+    // They train to the end, save, say so to their workers, and leave.
+    wait::until_true("the trainers' end", || trainers.iter().all(|trainer| !process::exists(trainer.pid)));
+    assert!(before.step < job.steps - 1, "the last save must come after the kill");
+    assert_eq!(run.commits().pop().unwrap(), before, "nobody commits meanwhile");
+    assert!(!run.files("epoch_0_step_39").is_empty(), "the shards are there");
+
+    let _second = Coordinator::start(&scratch, &state);
+    let status = daemons::wait_for_success(&scratch, &state, &id);
+    assert_eq!((&status["restarts"], run.generations().len()), (&0.into(), 1), "{status:#}");
+    let last = run.latest();
+    assert_eq!((last.step, last.term > before.term), (39, true), "{last:?}");
+    assert_eq!(last.state_hash, want.latest().state_hash);
+    // Each of them, not only the last: none was in the way of another.
+    let steps = |run: &Run| run.commits().iter().map(|commit| commit.step).collect::<Vec<_>>();
+    assert_eq!(steps(&run), steps(&want));
+    assert_same_rows(&run, &want, job.steps);
+    assert_eq!(run.left_behind(), Vec::<String>::new());
+    verify(&scratch, run.dir());
+}
+
 /// What must hold after a frozen holder woke up: it has ended, and nothing newer is lost.
 fn assert_taken_over(scratch: &Scratch, frozen: &mut Coordinator, run: &Run, before: &trainctl_store::Manifest) {
     // Its exit code is its own affair: it lost its directory, and says so.

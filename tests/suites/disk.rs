@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use trainctl_faultfs::{FaultFs, have_fuse};
 use trainctl_tests::job::Job;
+use trainctl_tests::process::Process;
 use trainctl_tests::programs;
 use trainctl_tests::reference::unbroken;
 use trainctl_tests::run::{Run, assert_same_rows};
@@ -14,15 +15,16 @@ use trainctl_tests::scratch::Scratch;
 const SOON: Duration = Duration::from_secs(10);
 
 /// A run directory on a file system of its own. Unmounted before the scratch folder is removed: fields are dropped in order.
-struct Site {
-    fs: FaultFs,
-    job: Job,
-    run: Run,
-    scratch: Scratch,
+pub(crate) struct Site {
+    pub(crate) fs: FaultFs,
+    pub(crate) job: Job,
+    pub(crate) run: Run,
+    pub(crate) scratch: Scratch,
 }
 
 impl Site {
-    fn new(test: &str) -> Option<Self> {
+    /// `None`: this machine cannot mount.
+    pub(crate) fn new(test: &str) -> Option<Self> {
         if !programs::have_trainer() || !have_fuse() {
             return None;
         }
@@ -34,13 +36,20 @@ impl Site {
         Some(Self { fs, run: Run::new(&job.run_dir), job, scratch })
     }
 
-    fn start(&self) -> trainctl_tests::process::Process {
+    fn start(&self) -> Process {
+        self.start_with(&[])
+    }
+
+    /// Starts the run with some keys of the spec set.
+    pub(crate) fn start_with(&self, keys: &[&str]) -> Process {
         let spec = self.job.write(self.scratch.join("job.yaml"));
-        self.scratch.trainctl(["run", spec.to_str().unwrap()])
+        let mut arguments = vec!["run", spec.to_str().unwrap()];
+        keys.iter().for_each(|key| arguments.extend(["--set", key]));
+        self.scratch.trainctl(arguments)
     }
 
     /// It ended as if nothing had happened.
-    fn assert_unharmed(&self) {
+    pub(crate) fn assert_unharmed(&self) {
         let want = unbroken(&self.job);
         assert_same_rows(&self.run, &want, self.job.steps);
         let newest = self.run.commits().pop().unwrap();
