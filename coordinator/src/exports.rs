@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 use trainctl_spec::job::SaveConsolidated;
 use trainctl_spec::{JobId, JobSpec};
-use trainctl_store::CheckpointStore;
 use trainctl_store::export::ExportOptions;
 use trainctl_store::layout::CheckpointName;
+use trainctl_store::{CheckpointStore, Location};
 
 /// Who pins a checkpoint until it is exported.
 pub const PIN: &str = "save_consolidated";
@@ -41,10 +41,26 @@ pub struct ExportTask {
     pub store: CheckpointStore,
 }
 
+/// Which checkpoints of a job are exported: none in an object store, where `trainctl export` makes a directory from one.
+pub fn wanted(spec: &JobSpec) -> SaveConsolidated {
+    match Location::of_job(spec) {
+        Ok(location) if location.directory().is_some() => spec.checkpoint.save_consolidated,
+        _ => SaveConsolidated::False,
+    }
+}
+
+/// What whoever submits `spec` is told: that what it asks for in so many words will not be. The default asks for nothing.
+pub fn note(spec: &JobSpec) -> Option<&'static str> {
+    let asked = spec.checkpoint.save_consolidated == SaveConsolidated::Every;
+    (asked && wanted(spec) == SaveConsolidated::False).then_some(
+        "checkpoint.save_consolidated: every has no effect where checkpoint_dir is an object store: `trainctl export` makes the directory",
+    )
+}
+
 impl ExportTask {
-    /// The exports of a job, if its spec asks for any.
+    /// The exports of a job, if there are to be any.
     pub fn of(job: JobId, spec: &JobSpec, store: CheckpointStore) -> Option<Self> {
-        (spec.checkpoint.save_consolidated != SaveConsolidated::False).then_some(Self { job, store })
+        (wanted(spec) != SaveConsolidated::False).then_some(Self { job, store })
     }
 
     /// Exports what is asked for until the queue closes. Of several that wait the newest one is exported, and the others

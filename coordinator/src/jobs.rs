@@ -28,7 +28,7 @@ use crate::owner::{Gone, Handle, RunPorts};
 use crate::record::JobRecord;
 use crate::run_io::{IoRequest, RunTask};
 use crate::runs::Runs;
-use crate::{follow, refusal};
+use crate::{exports, follow, refusal};
 
 /// Messages of one answer stream that may wait.
 const STREAM: usize = 64;
@@ -158,6 +158,7 @@ pub fn run_task(
         job: record.id.clone(),
         spec: spec.clone(),
         spec_yaml: record.spec_yaml.clone(),
+        begun: record.begun(),
         tenure,
         owner: owner.clone(),
         changed,
@@ -232,7 +233,7 @@ impl JobsService {
             not_empty,
             commits: listing.committed.iter().map(|c| (c.manifest.step, c.name().to_string())).collect(),
             latest,
-            uncommitted: listing.uncommitted.iter().map(ToString::to_string).collect(),
+            uncommitted: listing.not_committed(),
             live_job: live_job.map(|id| id.0),
             forbidden,
             begins,
@@ -328,7 +329,8 @@ impl v1::jobs_server::Jobs for JobsService {
                 Ok(Response::new(v1::SubmitResponse { job: Some(job), message, already_finished: true }))
             }
             Admission::Admit { from, reason } => {
-                let (from, notes) = self.check_start(&spec, from, asked.allow_older).await?;
+                let (from, mut notes) = self.check_start(&spec, from, asked.allow_older).await?;
+                notes.extend(exports::note(&spec).map(str::to_owned));
                 let id = self.admit(asked, spec, from).await?;
                 let message = notes.into_iter().chain([reason.to_string()]).collect::<Vec<_>>().join("; ");
                 let job = Some(self.status(&id).await?);

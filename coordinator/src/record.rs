@@ -70,6 +70,11 @@ impl JobRecord {
             failed_saves: FailedSaves::default(),
         }
     }
+
+    /// The newest generation, and the step of the run's own checkpoint that it starts from; `None` before the first one.
+    pub fn begun(&self) -> Option<(Generation, Option<u64>)> {
+        (self.generation > Generation(0)).then(|| (self.generation, self.start.own_step()))
+    }
 }
 
 /// What a generation starts from.
@@ -110,4 +115,19 @@ pub struct RankPlace {
     pub worker: String,
     /// The worker daemon's incarnation when the rank was assigned.
     pub incarnation: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_knows_what_the_last_generation_started_from() {
+        let mut record = JobRecord::queued(JobId("a-1".to_owned()), String::new(), Term(1));
+        assert_eq!(record.begun(), None);
+        record.generation = Generation(3);
+        assert_eq!(record.begun(), Some((Generation(3), None)), "from scratch: nothing older may stay");
+        record.start = StartPoint { checkpoint: "epoch_0_step_9".to_owned(), step: 10, ..StartPoint::default() };
+        assert_eq!(record.begun(), Some((Generation(3), Some(9))));
+    }
 }

@@ -10,7 +10,7 @@ use trainctl_store::layout::CheckpointName;
 
 use super::{Core, Effect, Job, Moment};
 use crate::events::Entry;
-use crate::exports::ExportResult;
+use crate::exports::{self, ExportResult};
 use crate::hooks::{Hook, HookRequest, HookResult, Outcome, Which};
 
 /// What of a job's followers is under way.
@@ -47,7 +47,7 @@ impl Core {
     ) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let Ok(name) = checkpoint.parse::<CheckpointName>() else { return };
-        let exports = kind == SaveKind::Full && job.spec.checkpoint.save_consolidated == SaveConsolidated::Every;
+        let exports = kind == SaveKind::Full && exports::wanted(&job.spec) == SaveConsolidated::Every;
         let hook = job.spec.on_commit.is_some().then(|| Hook {
             which: Which::OnCommit,
             kind,
@@ -72,7 +72,7 @@ impl Core {
     pub(super) fn waits_for_export(&mut self, id: &JobId, out: &mut Vec<Effect>) -> bool {
         let Some(job) = self.jobs.get_mut(id) else { return false };
         let newest = job.pointers.0.parse::<CheckpointName>().ok();
-        let wanted = newest.filter(|_| job.spec.checkpoint.save_consolidated != SaveConsolidated::False);
+        let wanted = newest.filter(|_| exports::wanted(&job.spec) != SaveConsolidated::False);
         let Some(name) = wanted.filter(|name| job.followers.exported < Some(*name)) else { return false };
         job.followers.is_last = true;
         if job.followers.exporting < Some(name) {

@@ -9,6 +9,7 @@ use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_spec::JobId;
 use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
 
+use super::saves::name_of;
 use super::{Core, Effect, Live, Moment, StoreChange};
 use crate::decide::placement::{Candidate, Placement, decide_placement};
 use crate::events::Entry;
@@ -85,8 +86,13 @@ impl Core {
             Err(cause) => return self.fail(id, cause, at, out),
         };
         job.pointers = prepared.pointers;
+        job.is_known = true;
         // Later commits than the start are retired: from now on the newest one is the start.
         job.record.from = String::new();
+        for (kind, name) in prepared.retired {
+            let entry = Entry::new("checkpoint_retired").step(name.step).with("save", name_of(kind).into());
+            self.event_row(id, entry.with("checkpoint", name.to_string().into()), at, out);
+        }
         for note in prepared.notes {
             self.event_row(id, Entry::new("note").with("message", note.into()), at, out);
         }

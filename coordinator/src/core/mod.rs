@@ -222,6 +222,9 @@ pub struct Job {
     pub preparing: bool,
     /// What LATEST and LOWEST_VAL name; empty = nothing.
     pub pointers: (String, String),
+    /// The run directory's task has said what the directory holds. Until then an adopted job does not end: its end needs the
+    /// newest checkpoint.
+    pub is_known: bool,
     /// First and last training row and last validation row.
     pub rows: Rows,
     /// Why it waits, for people; empty when it does not.
@@ -243,6 +246,7 @@ impl Job {
             form_after: now,
             preparing: false,
             pointers: Default::default(),
+            is_known: false,
             rows: Rows::default(),
             waiting: String::new(),
             save_trouble: BTreeMap::new(),
@@ -459,6 +463,7 @@ impl Core {
             IoResult::Known(known) => {
                 if let Some(job) = self.jobs.get_mut(id) {
                     job.pointers = known.pointers;
+                    job.is_known = true;
                     job.rows = Rows { first: known.first, last: known.last, validation: known.validation };
                     self.publish(id, out);
                 }

@@ -11,7 +11,7 @@ use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow,
 use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId, Step};
 
-use super::saves::{Save, SaveKey};
+use super::saves::{Save, SaveKey, ends_now};
 use super::{Core, Effect, Moment, StoreChange};
 use crate::decide::restart::{self, Restart, decide_restart};
 use crate::decide::verdict::{Ending, How, decide_verdict};
@@ -38,8 +38,8 @@ pub struct Live {
     stop_sent: bool,
     /// What comes after its end was decided and journaled.
     pub(super) decided: bool,
-    /// A complete save was given up: the work that it held is not done.
-    pub(super) gave_up: bool,
+    /// The highest zero-based step whose full save was given up: unless a later one is committed, its work is not done.
+    pub(super) gave_up: Option<u64>,
 }
 
 /// One rank as seen.
@@ -84,12 +84,17 @@ impl Live {
 
     fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
         let (saves, committed, tokens) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent: false, decided, gave_up: false }
+        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent: false, decided, gave_up: None }
     }
 
     /// Records of this generation that were not acknowledged: nothing will follow from them any more.
     pub(super) fn into_tokens(self) -> Vec<AckToken> {
         self.saves.into_values().flat_map(|save| save.tokens).chain(self.tokens).collect()
+    }
+
+    /// The newest full save was given up.
+    fn lost_its_end(&self) -> bool {
+        self.gave_up > self.committed.get(&SaveKind::Full).copied()
     }
 
     fn all(&self, what: impl Fn(&RankLive) -> bool) -> bool {
@@ -188,10 +193,17 @@ impl Core {
                 Ok(row) => return self.validation_row(&id, row, token, out),
                 Err(error) => warn!(job = %id, rank = number, %error, "validation row refused"),
             },
-            Report::Shards(shards) => match ShardReport::try_from(shards) {
-                Ok(shards) => return self.shards(&id, number, shards, token, at, out),
-                Err(error) => warn!(job = %id, rank = number, %error, "shard report refused"),
-            },
+            Report::Shards(shards) => {
+                let (step, kind) = (shards.step, shards.kind());
+                match ShardReport::try_from(shards) {
+                    Ok(shards) => return self.shards(&id, number, shards, token, at, out),
+                    Err(error) => {
+                        let kind = if kind == v1::SaveKind::Weights { SaveKind::Weights } else { SaveKind::Full };
+                        let why = format!("rank {number}: its report is not understood: {error}");
+                        self.give_up_save(&id, (kind, step), &why, at, out);
+                    }
+                }
+            }
             Report::Finished(finished) => {
                 match FinishCause::try_from(finished.cause()) {
                     Ok(cause) => rank.finished = Some((cause, finished.steps_done)),
@@ -357,6 +369,7 @@ impl Core {
     pub(super) fn settle(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get(id) else { return };
         let (Some(live), false) = (&job.live, job.record.phase.is_terminal()) else { return };
+        let is_known = job.is_known;
         if job.record.phase.generation() != Some(live.generation) {
             return;
         }
@@ -364,6 +377,7 @@ impl Core {
             // All its processes are gone; a person's word while it waited to form again ends it.
             let generation = live.generation;
             if let JobPhase::Stopping { why, .. } = &job.record.phase
+                && is_known
                 && !matches!(why, StopReason::Restart { .. })
             {
                 self.apply(id, JobEvent::Stopped(generation), at, out);
@@ -381,7 +395,9 @@ impl Core {
                 self.stop_ranks(id, "a rank was lost while the job was stopping", out);
             }
         }
-        self.conclude(id, at, out);
+        if is_known {
+            self.conclude(id, at, out);
+        }
     }
 
     /// Stops what is left of a generation: survivors are killed at once, their state is thrown away.
@@ -426,10 +442,7 @@ impl Core {
             return;
         }
         let finished = live.ranks.first().and_then(|rank| rank.finished).filter(|_| live.all(|r| r.finished.is_some()));
-        let leaves_now = matches!(
-            &job.record.phase,
-            JobPhase::Stopping { why: StopReason::Cancel { save: false } | StopReason::Fail { .. }, .. }
-        );
+        let leaves_now = ends_now(&job.record.phase);
         let waits = match finished {
             Some(_) if leaves_now => false,
             Some((FinishCause::Complete, _)) => self.waits_for_export(id, out),
@@ -445,9 +458,10 @@ impl Core {
         let saves = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens);
         let left: Vec<AckToken> = saves.chain(std::mem::take(&mut live.tokens)).collect();
         let endings = endings(live);
+        let lost_its_end = live.lost_its_end();
         // Work that is done stays done, unless its last checkpoint will never exist.
-        let is_done =
-            !live.gave_up && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
+        let is_done = !live.lost_its_end()
+            && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
         if let Some((cause, _)) = finished.filter(|_| is_done) {
             let why = match cause {
                 FinishCause::Complete => StopReason::Complete,
@@ -465,9 +479,13 @@ impl Core {
             }
             Some(JobPhase::Stopping { .. }) => self.apply(id, JobEvent::Stopped(generation), at, out),
             _ => {
-                let message = "every rank has ended, but not every one said that it had finished".to_owned();
-                self.stop_generation(id, Cause::Unknown { message: message.clone() }, at, out);
-                self.restart_or_fail(id, Cause::Unknown { message }, None, at, out);
+                let message = match finished {
+                    Some(_) if lost_its_end => "the last save could not become a checkpoint",
+                    _ => "every rank has ended, but not every one said that it had finished",
+                };
+                let cause = Cause::Unknown { message: message.to_owned() };
+                self.stop_generation(id, cause.clone(), at, out);
+                self.restart_or_fail(id, cause, None, at, out);
             }
         }
         // Only now: what follows from these endings is journaled.

@@ -7,7 +7,7 @@ use tracing::{info, warn};
 use trainctl_proto::v1;
 use trainctl_spec::JobId;
 use trainctl_spec::report::{SaveKind, ShardReport};
-use trainctl_spec::state::{JobEvent, StopReason};
+use trainctl_spec::state::{JobEvent, JobPhase, StopReason};
 
 use super::{Core, Effect, Moment};
 use crate::decide::commit::{Commit, decide_commit};
@@ -95,11 +95,12 @@ impl Core {
         None
     }
 
-    fn give_up_save(&mut self, id: &JobId, key: SaveKey, why: &str, at: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn give_up_save(&mut self, id: &JobId, key: SaveKey, why: &str, at: Moment, out: &mut Vec<Effect>) {
         let step = key.1;
         warn!(job = %id, step, why, "save can never be committed");
-        let live = self.jobs.get_mut(id).and_then(|job| job.live.as_mut());
-        let tokens = live.and_then(|live| live.saves.remove(&key)).map(|save| save.tokens).unwrap_or_default();
+        let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
+        live.gave_up = live.gave_up.max((key.0 == SaveKind::Full).then_some(step));
+        let tokens = live.saves.remove(&key).map(|save| save.tokens).unwrap_or_default();
         self.acknowledge(tokens, out);
         let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(key.0).into());
         self.event_row(id, entry.with("reason", why.into()), at, out);
@@ -178,7 +179,8 @@ impl Core {
     pub(super) fn give_up_retries(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
         let given_up: Vec<(SaveKey, Save)> = live.saves.extract_if(.., |_, save| save.is_tried_again()).collect();
-        live.gave_up |= given_up.iter().any(|((kind, _), _)| *kind == SaveKind::Full);
+        let full = given_up.iter().filter(|((kind, _), _)| *kind == SaveKind::Full).map(|((_, step), _)| *step);
+        live.gave_up = live.gave_up.max(full.max());
         for ((kind, step), save) in given_up {
             self.acknowledge(save.tokens, out);
             let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(kind).into());
@@ -223,7 +225,11 @@ impl Core {
                 warn!(job = %id, step, error, "commit failed: trying again");
                 let entry = Entry::new("checkpoint_failed").step(step).with("save", name_of(kind).into());
                 self.event_row(id, entry.with("error", error.clone().into()), at, out);
-                return self.save_failed(id, key, &format!("commit: {error}"), at, out);
+                self.save_failed(id, key, &format!("commit: {error}"), at, out);
+                if self.jobs.get(id).is_some_and(|job| ends_now(&job.record.phase)) {
+                    self.give_up_retries(id, at, out);
+                }
+                return;
             }
         };
         let (stall_seconds, write_seconds) = live.saves.get(&key).map(Save::times).unwrap_or_default();
@@ -234,6 +240,7 @@ impl Core {
         *newest = step.max(*newest);
         job.record.failed_saves = after_commit(&job.record.failed_saves, kind, committed.generation, step);
         job.save_trouble.remove(&kind);
+        let (latest, lowest_val) = info.pointers.clone();
         if kind == SaveKind::Full {
             job.record.budget = refill(&job.record.budget, step);
             job.pointers = info.pointers;
@@ -255,7 +262,10 @@ impl Core {
         let entry = entry.with("bytes", info.bytes.into()).with("stall_seconds", stall_seconds.into());
         let entry = entry.with("write_seconds", write_seconds.into());
         self.event_row(id, entry.with("commit_seconds", info.commit_seconds.into()), at, out);
-        let moved = info.moves.iter().map(|(pointer, ..)| pointer.clone()).collect();
+        // By what they name: a save that was committed before moves nothing now, and a pointer may move elsewhere.
+        let named = [("LATEST", &latest), ("LOWEST_VAL", &lowest_val)];
+        let moved = named.into_iter().filter(|(_, to)| kind == SaveKind::Full && **to == info.checkpoint);
+        let moved = moved.map(|(pointer, _)| pointer.to_owned()).collect();
         for (pointer, from, to) in info.moves {
             let entry = Entry::new("pointer_moved").step(step).with("pointer", pointer.into());
             self.event_row(id, entry.with("from", from.into()).with("to", to.into()), at, out);
@@ -287,6 +297,12 @@ fn for_people((kind, step): SaveKey) -> String {
         SaveKind::Full => format!("the save of step {step}"),
         SaveKind::Weights => format!("the save of the weights of step {step}"),
     }
+}
+
+/// The job waits for no save any more.
+pub(super) fn ends_now(phase: &JobPhase) -> bool {
+    let JobPhase::Stopping { why, .. } = phase else { return false };
+    matches!(why, StopReason::Cancel { save: false } | StopReason::Fail { .. })
 }
 
 /// A save's kind as `events.jsonl` has it.

@@ -14,7 +14,7 @@ use trainctl_store::layout::CheckpointName;
 use super::{Core, Effect, Event, Moment, Policy, SessionId, StoreChange};
 use crate::hooks::HookRequest;
 use crate::record::{JobRecord, StartPoint};
-use crate::run_io::{CommitError, CommitInfo, Committed, IoRequest, IoResult, Prepared};
+use crate::run_io::{CommitError, CommitInfo, Committed, IoRequest, IoResult, Known, Prepared};
 
 const SPEC: &str = "
 name: tiny
@@ -121,6 +121,14 @@ impl World {
     fn submit(&mut self) {
         let spec = JobSpec::from_yaml(&self.spec).unwrap();
         self.handle(Event::Admitted { record: Box::new(record()), spec: Box::new(spec) });
+        self.known("");
+    }
+
+    /// The run directory's task says what LATEST names.
+    fn known(&mut self, latest: &str) {
+        let pointers = (latest.to_owned(), String::new());
+        let known = Known { pointers, first: None, last: None, validation: None };
+        self.handle(Event::Io { job: job(), result: Box::new(IoResult::Known(Box::new(known))) });
     }
 
     fn join(&mut self, session: SessionId, worker: &str, running: Option<v1::RunningTrainer>) {
@@ -142,7 +150,8 @@ impl World {
         self.io.remove(asked.expect("no preparation was asked for"));
         self.generation += 1;
         let generation = Generation(self.generation);
-        let prepared = Prepared { generation, start, pointers: Default::default(), notes: Vec::new() };
+        let prepared =
+            Prepared { generation, start, pointers: Default::default(), retired: Vec::new(), notes: Vec::new() };
         self.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Box::new(Ok(prepared)))) });
     }
 

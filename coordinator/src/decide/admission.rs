@@ -16,7 +16,7 @@ pub struct Found {
     pub commits: Vec<(u64, String)>,
     /// Name that LATEST resolves to.
     pub latest: Option<String>,
-    /// Directories that look like checkpoints and have no valid manifest.
+    /// Directories that look like checkpoints and have no valid manifest, each with what is wrong with it.
     pub uncommitted: Vec<String>,
     /// A job of this coordinator that is still alive in the directory.
     pub live_job: Option<String>,
@@ -199,11 +199,13 @@ impl fmt::Display for Refusal {
             }
             Self::NothingCommitted { from, uncommitted } => {
                 let asked = if from.is_empty() { "LATEST" } else { from };
-                write!(f, "cannot start from {asked}: no directory here holds a committed checkpoint")?;
-                if !uncommitted.is_empty() {
-                    write!(f, "; without a valid manifest: {}", uncommitted.join(", "))?;
+                write!(f, "cannot start from {asked}: ")?;
+                if uncommitted.is_empty() {
+                    return write!(f, "there is no committed checkpoint; leave out --from to start from step 0");
                 }
-                write!(f, "; move them away to start from step 0")
+                let found = uncommitted.join(", ");
+                write!(f, "there are checkpoint directories, but none is committed: {found}; ")?;
+                write!(f, "remove or move them, or name another run directory")
             }
             Self::CannotBegin { parent, reasons } => {
                 write!(f, "the run cannot begin with {parent}:")?;
@@ -276,6 +278,15 @@ mod tests {
         let found = Found { not_empty: true, uncommitted: vec!["epoch_0_step_9".to_owned()], ..Found::default() };
         let Admission::Refuse(refusal) = decide_admission(&found, &ask("", 40)) else { panic!("admitted") };
         assert!(refusal.to_string().contains("epoch_0_step_9"), "{refusal}");
+    }
+
+    #[test]
+    fn c5_a_damaged_manifest_is_refused_with_what_is_wrong_and_what_to_do() {
+        let damaged = "epoch_0_step_9 (its manifest is damaged)".to_owned();
+        let found = Found { not_empty: true, uncommitted: vec![damaged.clone()], ..Found::default() };
+        let Admission::Refuse(refusal) = decide_admission(&found, &ask("", 40)) else { panic!("admitted") };
+        let text = refusal.to_string();
+        assert!(text.contains(&damaged) && text.contains("remove or move them"), "{text}");
     }
 
     #[test]

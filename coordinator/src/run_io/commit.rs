@@ -88,7 +88,7 @@ impl RunTask {
     /// Before retention can look at it. A pin that can not be written costs a command or an export its checkpoint at worst,
     /// and must not cost the run a commit.
     async fn pin_for_followers(&self, store: &CheckpointStore, kind: SaveKind, name: CheckpointName) {
-        let is_exported = kind == SaveKind::Full && self.spec.checkpoint.save_consolidated == SaveConsolidated::Every;
+        let is_exported = kind == SaveKind::Full && exports::wanted(&self.spec) == SaveConsolidated::Every;
         let export = is_exported.then_some(exports::PIN);
         let hook = self.spec.on_commit.is_some().then(|| hooks::pin_of(kind));
         for who in export.into_iter().chain(hook) {

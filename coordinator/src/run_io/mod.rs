@@ -139,6 +139,8 @@ pub struct Prepared {
     pub start: StartPoint,
     /// What LATEST and LOWEST_VAL name now.
     pub pointers: (String, String),
+    /// Checkpoints, and saves of weights, that were retired because they are later than the start.
+    pub retired: Vec<(SaveKind, CheckpointName)>,
     /// What a person should be told.
     pub notes: Vec<String>,
 }
@@ -194,6 +196,8 @@ pub struct RunTask {
     pub spec: JobSpec,
     /// The same as text: `config.yaml` of each checkpoint.
     pub spec_yaml: String,
+    /// The newest generation that an earlier coordinator began, and the step of the checkpoint that it starts from.
+    pub begun: Option<(Generation, Option<u64>)>,
     /// The right to change the directory.
     pub tenure: Arc<Tenure>,
     /// Where results go.
@@ -219,7 +223,7 @@ impl RunTask {
         tokio::pin!(second_look);
         let mut looked = false;
         // The generation that was prepared last, and the step after which it starts.
-        let mut begun = None;
+        let mut begun = self.begun;
         let mut unsynced: Vec<AckToken> = Vec::new();
         loop {
             let request = tokio::select! {
@@ -239,14 +243,18 @@ impl RunTask {
                 }
             };
             match request {
-                IoRequest::Event(entry) => self.unless_fenced(rows.event(&entry, ROW_RETRY).await).await?,
+                IoRequest::Event(entry) => {
+                    self.unless_fenced(rows.event(&entry, ROW_RETRY).await).await?;
+                }
                 IoRequest::TrainRow { row, token } => {
-                    self.unless_fenced(rows.train(&row, ROW_RETRY).await).await?;
-                    unsynced.extend(token);
+                    let written = rows.train(&row, ROW_RETRY).await;
+                    unsynced.extend(to_acknowledge(token, &written));
+                    self.unless_fenced(written).await?;
                 }
                 IoRequest::ValidationRow { row, token } => {
-                    self.unless_fenced(rows.validation(&row, ROW_RETRY).await).await?;
-                    unsynced.extend(token);
+                    let written = rows.validation(&row, ROW_RETRY).await;
+                    unsynced.extend(to_acknowledge(token, &written));
+                    self.unless_fenced(written).await?;
                 }
                 IoRequest::Commit(request) => {
                     self.sync(&mut rows, &mut unsynced).await?;
@@ -262,7 +270,8 @@ impl RunTask {
                 IoRequest::Prepare(request) => {
                     let prepared = self.prepare(&store, &mut rows, &request).await;
                     if let Some(prepared) = self.unless_superseded(prepared).await? {
-                        begun = prepared.as_ref().ok().map(|begun| (begun.generation, begun.start.own_step()));
+                        // One that failed has begun nothing: the generation before it still counts.
+                        begun = prepared.as_ref().map_or(begun, |now| Some((now.generation, now.start.own_step())));
                         self.answer(IoResult::Prepared(Box::new(prepared.map_err(|error| error.cause(&request.from)))))
                             .await?;
                     }
@@ -289,6 +298,8 @@ impl RunTask {
         mut requests: mpsc::UnboundedReceiver<IoRequest>,
     ) -> Result<(), crate::owner::Gone> {
         tracing::error!(job = %self.job, %error, "the place of the checkpoints cannot be used");
+        // No job ends before it was told what its directory holds.
+        self.answer(IoResult::Known(Box::new(known(&self.spec).await))).await?;
         while let Some(request) = requests.recv().await {
             match request {
                 IoRequest::Prepare(request) => {
@@ -424,6 +435,11 @@ impl RunTask {
     }
 }
 
+/// A row that the fence refused is the new holder's to write: its worker must not forget it.
+fn to_acknowledge(token: Option<AckToken>, written: &Result<(), trainctl_store::Error>) -> Option<AckToken> {
+    token.filter(|_| written.is_ok())
+}
+
 /// What a run directory holds, for a job's summary.
 pub async fn known(spec: &JobSpec) -> Known {
     let unfenced: Arc<dyn Fence> = Arc::new(Unfenced);
@@ -475,6 +491,16 @@ enum Error {
     },
 }
 
+impl From<ResolveError> for Error {
+    /// A store that is away says nothing of a checkpoint.
+    fn from(error: ResolveError) -> Self {
+        match error {
+            ResolveError::Store(error) => Self::Store(error),
+            error => Self::Resolve(error),
+        }
+    }
+}
+
 impl From<Error> for CommitError {
     fn from(error: Error) -> Self {
         let refused = matches!(error, Error::Save(_) | Error::Store(trainctl_store::Error::Commit { .. }));
@@ -493,5 +519,18 @@ impl Error {
             Self::Save(message) => Cause::Storage { message: message.clone() },
             Self::Parent { name, message } => Cause::Checkpoint { name: name.clone(), message: message.clone() },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p5_a_row_that_the_fence_refused_is_not_acknowledged() {
+        let token = AckToken { worker: "w0".to_owned(), spool: "s".to_owned(), seq: 7 };
+        let refused = Err(trainctl_store::Error::Superseded { mine: 1, theirs: 2 });
+        assert_eq!(to_acknowledge(Some(token.clone()), &refused), None);
+        assert_eq!(to_acknowledge(Some(token.clone()), &Ok(())), Some(token));
     }
 }

@@ -2,6 +2,7 @@
 
 use tracing::{info, warn};
 use trainctl_spec::Generation;
+use trainctl_spec::report::SaveKind;
 use trainctl_store::checkpoints::{GENERATION_PIN, ResolveError, ResolveOptions, Selector};
 use trainctl_store::io::Io;
 use trainctl_store::origin::{FindError, Origin, Parent, Wanted, decide_wanted};
@@ -49,7 +50,7 @@ impl RunTask {
             {
                 None
             }
-            Err(error) => return Err(Error::Resolve(error)),
+            Err(error) => return Err(error.into()),
         };
         let begun = if found.is_none() { self.begin().await? } else { None };
         let generation = self.tenure.take_generation().await?;
@@ -79,15 +80,19 @@ impl RunTask {
         let retired = store.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?;
         store.repair_pointers(&*self.tenure, self.best_metric_key()).await?;
         let weights = store.weights();
-        let mut retired = retired;
+        let mut retired: Vec<_> = retired.into_iter().map(|gone| (SaveKind::Full, gone)).collect();
         if self.has_weights(&weights).await? {
-            retired.extend(weights.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?);
+            let late = weights.retire_after(&*self.tenure, step, generation.0, self.best_metric_key()).await?;
+            retired.extend(late.into_iter().map(|gone| (SaveKind::Weights, gone)));
         }
         rows.cut_after(step, generation)?;
-        for gone in retired {
+        for (_, gone) in &retired {
             info!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: later than the start");
         }
-        Ok(Prepared { generation, start, pointers: self.pointers(store).await, notes })
+        // What was never committed did not exist.
+        let retired = retired.into_iter().filter(|(_, gone)| gone.moved_to.is_some());
+        let retired = retired.map(|(kind, gone)| (kind, gone.name)).collect();
+        Ok(Prepared { generation, start, pointers: self.pointers(store).await, retired, notes })
     }
 
     /// A run without a commit of its own begins with the checkpoint of another one, if a fork or `checkpoint.restore_from`
@@ -106,10 +111,6 @@ impl RunTask {
                 }
                 Err(error) => Err((from, error)),
             },
-        };
-        let not_found = |(name, error): (String, FindError)| match error {
-            FindError::Store(error) if error.is_superseded() => Error::Store(error),
-            error => Error::Parent { message: format!("this run begins with {name}: {error}"), name },
         };
         let found = found.map_err(not_found)?;
         let name = found.origin.text();
@@ -160,7 +161,44 @@ impl RunTask {
     }
 }
 
+/// The run cannot begin with the checkpoint of that name. A store that is away says nothing of the checkpoint: it is waited
+/// for.
+fn not_found((name, error): (String, FindError)) -> Error {
+    match error {
+        FindError::Store(error) | FindError::Resolve(ResolveError::Store(error)) => Error::Store(error),
+        error => Error::Parent { message: format!("this run begins with {name}: {error}"), name },
+    }
+}
+
 /// Who pins a generation's start.
 fn pin_of(generation: Generation) -> String {
     format!("{GENERATION_PIN}{generation}")
+}
+
+#[cfg(test)]
+mod tests {
+    use trainctl_spec::state::Cause;
+
+    use super::*;
+
+    fn away() -> trainctl_store::Error {
+        let reason = "connection refused".to_owned();
+        trainctl_store::Error::Object { action: "list", url: "s3://bucket/run".to_owned(), reason }
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_waited_for_and_a_checkpoint_that_is_not_there_ends_the_job() {
+        let parent = |error| not_found(("/runs/a/LATEST".to_owned(), error)).cause("");
+        for cause in [
+            Error::from(ResolveError::Store(away())).cause(""),
+            parent(FindError::Store(away())),
+            parent(FindError::Resolve(ResolveError::Store(away()))),
+        ] {
+            assert!(matches!(cause, Cause::Storage { .. }), "{cause:?}");
+        }
+        let empty = || ResolveError::Empty { directory: "/runs/a".to_owned() };
+        for cause in [Error::from(empty()).cause(""), parent(FindError::Resolve(empty()))] {
+            assert!(matches!(cause, Cause::Checkpoint { .. }), "{cause:?}");
+        }
+    }
 }

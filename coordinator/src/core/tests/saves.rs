@@ -242,3 +242,137 @@ fn a_run_directory_is_kept_until_the_jobs_commands_are_over() {
     assert!(world.released && status(&world).commands.is_empty() && world.core.live_jobs().is_empty());
     assert_eq!(world.phase(), JobPhase::Succeeded, "a command that fails fails no job");
 }
+
+fn refuse_commit(world: &mut World, step: u64) {
+    for _ in 0..5 {
+        let error = CommitError { reason: "model/shard-1 is missing".to_owned(), refused: true };
+        let generation = Generation(world.generation);
+        let committed = Committed { generation, kind: SaveKind::Full, step, outcome: Err(error) };
+        world.handle(Event::Io { job: job(), result: Box::new(IoResult::Committed(Box::new(committed))) });
+    }
+}
+
+#[test]
+fn a_last_save_that_the_store_refuses_is_no_success() {
+    let mut world = World::running();
+    world.shards(1, 0, 39);
+    world.shards(2, 1, 39);
+    world.finish(v1::FinishCause::Complete, 40);
+    refuse_commit(&mut world, 39);
+    let JobPhase::Stopping { why: StopReason::Restart { cause }, .. } = world.phase() else {
+        panic!("{:?}", world.phase())
+    };
+    assert!(cause.to_string().contains("the last save could not become a checkpoint"), "{cause}");
+}
+
+#[test]
+fn a_save_that_was_refused_before_a_later_commit_costs_no_success() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    refuse_commit(&mut world, 9);
+    world.shards(1, 0, 39);
+    world.shards(2, 1, 39);
+    world.committed(39, Ok(()));
+    world.finish(v1::FinishCause::Complete, 40);
+    assert_eq!(world.phase(), JobPhase::Succeeded);
+}
+
+#[test]
+fn a_shard_report_that_is_not_understood_is_a_failed_save() {
+    let mut world = World::running();
+    world.shards(1, 0, 39);
+    let file = v1::ShardFile { path: "model/shard-1".to_owned(), blake3: vec![0; 3], ..Default::default() };
+    let shards = v1::ShardsDurable {
+        step: 39,
+        checkpoint: "epoch_0_step_39".to_owned(),
+        files: vec![file],
+        kind: v1::SaveKind::Full.into(),
+        ..Default::default()
+    };
+    world.report(2, 1, Report::Shards(shards));
+    assert!(status(&world).reason.contains("rank 1: its report is not understood"), "{}", status(&world).reason);
+    world.finish(v1::FinishCause::Complete, 40);
+    assert_ne!(world.phase(), JobPhase::Succeeded);
+}
+
+#[test]
+fn a_cancel_now_drops_a_commit_under_way_that_fails() {
+    let mut world = World::running();
+    world.handle(Event::Cancel { job: job(), save: true });
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.handle(Event::Cancel { job: job(), save: false });
+    world.stopped(1, 0);
+    world.stopped(2, 1);
+    assert!(!world.phase().is_terminal(), "the commit may still be made");
+    world.committed(9, Err("No space left on device"));
+    assert_eq!(world.phase(), JobPhase::Cancelled);
+}
+
+#[test]
+fn an_adopted_job_ends_when_it_knows_its_newest_checkpoint_and_exports_it() {
+    let spec = SPEC.replace("save_consolidated: false", "save_consolidated: final");
+    let before = World::running();
+    let mut world = World { generation: before.generation, ..World::new() };
+    let at = Moment { now: world.now, wall_ms: 0 };
+    let record = before.journal.last().cloned().unwrap();
+    let effects = world.core.adopt(record, JobSpec::from_yaml(&spec).unwrap(), Term(3), at);
+    world.take(effects);
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    world.finish(v1::FinishCause::Complete, 40);
+    assert!(!world.phase().is_terminal() && world.exports.is_empty(), "{:?}", world.phase());
+    world.known("epoch_0_step_39");
+    assert_eq!(world.exports, ["epoch_0_step_39".parse().unwrap()]);
+}
+
+#[test]
+fn on_commit_is_told_the_pointers_that_name_its_checkpoint_and_no_others() {
+    let mut world = World::running_with("on_commit", "'true'");
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    // Committed by a predecessor that moved LATEST; what moves now is a pointer that retention had to mend.
+    let info = CommitInfo {
+        checkpoint: "epoch_0_step_9".to_owned(),
+        state_hash: "h".to_owned(),
+        moves: vec![("LOWEST_VAL".to_owned(), "epoch_0_step_5".to_owned(), "epoch_0_step_3".to_owned())],
+        pruned: Vec::new(),
+        swept: Vec::new(),
+        pointers: ("epoch_0_step_9".to_owned(), "epoch_0_step_3".to_owned()),
+        bytes: 1000,
+        commit_seconds: 0.5,
+    };
+    let generation = Generation(world.generation);
+    let committed = Committed { generation, kind: SaveKind::Full, step: 9, outcome: Ok(info) };
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Committed(Box::new(committed))) });
+    assert_eq!(hooks(&world)[0].pointers, ["LATEST".to_owned()]);
+}
+
+#[test]
+fn a_run_in_a_bucket_ends_without_an_export_by_default() {
+    let mut world = World::running_with("checkpoint", "{checkpoint_dir: 's3://bucket/tiny'}");
+    world.shards(1, 0, 39);
+    world.shards(2, 1, 39);
+    world.committed(39, Ok(()));
+    world.finish(v1::FinishCause::Complete, 40);
+    assert_eq!((world.phase(), world.exports.len()), (JobPhase::Succeeded, 0));
+}
+
+#[test]
+fn what_a_formation_retires_is_in_the_events() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    world.join(2, "w1", None);
+    let prepared = Prepared {
+        generation: Generation(2),
+        start: StartPoint::default(),
+        pointers: Default::default(),
+        retired: vec![(SaveKind::Full, "epoch_0_step_19".parse().unwrap())],
+        notes: Vec::new(),
+    };
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Box::new(Ok(prepared)))) });
+    let events = world.events("checkpoint_retired");
+    assert_eq!((events.len(), &events[0]["checkpoint"]), (1, &"epoch_0_step_19".into()));
+}

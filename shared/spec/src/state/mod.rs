@@ -29,7 +29,7 @@ use crate::ids::{Generation, Step};
 /// | Running(g, s) | Stepped(g, t) | Running(g, max(s, t + 1)) |
 /// | Stopping(g) | Stepped(g, t) | unchanged: the last steps before the boundary |
 /// | Forming(g), Running(g) | Stop(g, why) | Stopping(g, why) |
-/// | Stopping(g, why) | Stop(g, other) | Stopping(g, the weightier of both), see [`StopReason::weight`] |
+/// | Stopping(g, why) | Stop(g, other) | Stopping(g, the weightier of both), see [`StopReason::outweighs`] |
 /// | Stopping(g, restart) | Form(h), h > g | Forming(h) |
 /// | Stopping(g, restart) | Suspend(cause) | Suspended(cause) |
 /// | Stopping(g, suspend) | Stopped(g) | Suspended(cause) |
@@ -124,6 +124,14 @@ impl StopReason {
             Self::Cancel { .. } | Self::Fail { .. } => 2,
             Self::UntilStep | Self::Complete => 3,
         }
+    }
+
+    /// Whether it takes the place of a stop under way: the weightier one does, and of two cancels the one that does not wait
+    /// for a save.
+    #[must_use]
+    pub fn outweighs(&self, old: &Self) -> bool {
+        let is_sooner = matches!((self, old), (Self::Cancel { save: false }, Self::Cancel { save: true }));
+        self.weight() > old.weight() || is_sooner
     }
 }
 
@@ -273,7 +281,7 @@ impl JobPhase {
                 Ok(Self::Stopping { generation, why })
             }
             (Self::Stopping { why: old, .. }, JobEvent::Stop { generation, why }) => {
-                Ok(if why.weight() > old.weight() { Self::Stopping { generation, why } } else { self.clone() })
+                Ok(if why.outweighs(old) { Self::Stopping { generation, why } } else { self.clone() })
             }
             (Self::Stopping { generation, why: StopReason::Restart { .. } }, JobEvent::Form(next))
                 if next > *generation =>

@@ -129,7 +129,7 @@ fn a_stop_gives_way_only_to_a_weightier_reason() {
         for new in reasons() {
             let phase = JobPhase::Stopping { generation: Generation(1), why: old.clone() };
             let got = phase.apply(JobEvent::Stop { generation: Generation(1), why: new.clone() });
-            let stands = if new.weight() > old.weight() { new.clone() } else { old.clone() };
+            let stands = if new.outweighs(&old) { new.clone() } else { old.clone() };
             assert_eq!(got, Ok(JobPhase::Stopping { generation: Generation(1), why: stands }));
         }
     }
@@ -197,3 +197,14 @@ fn a_fingerprint_ignores_numbers() {
 
 use crate::ids::Rank;
 use crate::report::Phase;
+
+#[test]
+fn of_two_cancels_the_one_that_does_not_wait_for_a_save_stands() {
+    let cancel = |phase: &JobPhase, save| {
+        phase.apply(JobEvent::Stop { generation: Generation(1), why: StopReason::Cancel { save } }).unwrap()
+    };
+    let saving = cancel(&JobPhase::Running { generation: Generation(1), step: Step(3) }, true);
+    let now = cancel(&saving, false);
+    assert_eq!(now, JobPhase::Stopping { generation: Generation(1), why: StopReason::Cancel { save: false } });
+    assert_eq!(cancel(&now, true), now);
+}

@@ -98,6 +98,12 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// The directories that are no checkpoints, each with what is wrong with it, for people.
+    pub fn not_committed(&self) -> Vec<String> {
+        let uncommitted = self.uncommitted.iter().map(|name| format!("{name} (no manifest)"));
+        uncommitted.chain(self.damaged.iter().map(|damaged| format!("{} ({})", damaged.name, damaged.fault))).collect()
+    }
+
     /// A committed checkpoint by name.
     pub fn get(&self, name: CheckpointName) -> Option<&Committed> {
         self.committed.iter().find(|committed| committed.name() == name)

@@ -243,8 +243,7 @@ impl CheckpointStore {
             return Ok(());
         }
         let directory = self.root().display().to_string();
-        let mut found: Vec<String> = listing.uncommitted.iter().map(|n| format!("{n} (no manifest)")).collect();
-        found.extend(listing.damaged.iter().map(|d| format!("{} ({})", d.name, d.fault)));
+        let found = listing.not_committed();
         if found.is_empty() {
             return Err(ResolveError::Empty { directory });
         }
