@@ -14,11 +14,10 @@ use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_spec::resume;
 use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::checkpoints::{ResolveOptions, Selector};
-use trainctl_store::fault::FailPoint;
 use trainctl_store::io::Io;
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::origin::{Origin, Parent, Wanted, decide_wanted};
-use trainctl_store::{CheckpointStore, RunDir, Tenure};
+use trainctl_store::{CheckpointStore, RunDir, Tenure, write_job_spec};
 
 use crate::core::Event;
 use crate::decide::admission::{Admission, Asked, Begins, Found, decide_admission};
@@ -266,11 +265,12 @@ impl JobsService {
             self.runs.hold(&RunDir::new(&spec.run_dir).control()).await.map_err(|error| refusal::not_held(&error))?;
         // Before the job takes a worker: a server that cannot keep its checkpoints apart, or credentials that are refused.
         CheckpointStore::of_job(&spec).map_err(unusable)?.check_server().await.map_err(unusable)?;
-        let path = RunDir::new(&spec.run_dir).job_spec();
-        Io::new(&spec.run_dir)
-            .put_durable("job.yaml", asked.spec_yaml.clone().into_bytes(), FailPoint("job.spec"))
-            .await
-            .map_err(|error| Status::internal(format!("write {}: {error}", path.display())))?;
+        let written = write_job_spec(&RunDir::new(&spec.run_dir), asked.spec_yaml.clone()).await;
+        written.map_err(|error| {
+            Status::internal(format!(
+                "the job was not started: {error}; once that is mended, give the same command again"
+            ))
+        })?;
         let suffix = auth::random_hex(4).map_err(|error| Status::internal(error.to_string()))?;
         let id = JobId(format!("{}-{suffix}", spec.name));
         let record = JobRecord {

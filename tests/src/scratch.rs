@@ -115,7 +115,8 @@ impl Scratch {
     }
 
     /// From now on the programs are those of a folder of this test, where the first starts of `program` meet a fault each
-    /// (`TRAINCTL_FAULT`, one entry for a start; empty = none), and no other process does.
+    /// (`TRAINCTL_FAULT`, one entry for a start; empty = none), and no other process does. [`Scratch::times_passed`] tells
+    /// whether a start came so far.
     ///
     /// # Panics
     /// If it cannot be made.
@@ -129,19 +130,34 @@ impl Scratch {
         }
         let wrapped = real.join(program);
         let starts = faults.iter().enumerate().map(|(start, fault)| {
-            let first = self.join(&format!("start-{start}"));
+            let trace = self.start_folder(start).display().to_string();
             let set = if fault.is_empty() { String::new() } else { format!("TRAINCTL_FAULT='{fault}' ") };
-            format!("if mkdir '{}' 2>/dev/null; then {set}exec '{}' \"$@\"; fi\n", first.display(), wrapped.display())
+            let run = format!("{set}TRAINCTL_FAULT_TRACE='{trace}' exec '{}' \"$@\"", wrapped.display());
+            format!("if mkdir '{trace}' 2>/dev/null; then {run}; fi\n")
         });
         let starts: String = starts.collect();
         write_script(&bin.join(program), &format!("{starts}exec '{}' \"$@\"", wrapped.display()));
         if program == "trainctl-worker" {
             // A worker starts the trainer that lies beside it, with its own environment.
             let trainer = programs::path("trainctl-trainer");
-            let script = format!("unset TRAINCTL_FAULT\nexec '{}' \"$@\"", trainer.display());
+            let script = format!("unset TRAINCTL_FAULT TRAINCTL_FAULT_TRACE\nexec '{}' \"$@\"", trainer.display());
             write_script(&real.join("trainctl-trainer"), &script);
         }
         self.bin_dir = bin;
+    }
+
+    /// How often one of the starts that [`Scratch::inject`] counts came to a place, which is written before a fault acts.
+    ///
+    /// # Panics
+    /// If what it wrote cannot be read.
+    pub fn times_passed(&self, start: usize, place: &str) -> usize {
+        let Ok(files) = fs::read_dir(self.start_folder(start)) else { return 0 };
+        let texts = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
+        texts.map(|text| text.lines().filter(|line| *line == place).count()).sum()
+    }
+
+    fn start_folder(&self, start: usize) -> PathBuf {
+        self.join(&format!("start-{start}"))
     }
 
     /// A trainer's script for `trainctl-worker --trainer`. See [`Scratch::wrap_trainer`].

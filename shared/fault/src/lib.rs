@@ -139,6 +139,13 @@ points! {
     /// A checkpoint fits the model, and nothing of it is loaded.
     LOAD_STATE = "load.state";
     }
+    /// Those of writing a job's spec into its run directory.
+    SUBMISSION {
+    /// Writing `job.yaml`.
+    JOB_SPEC = "job.spec";
+    /// Removing what a killed predecessor left of that.
+    JOB_SWEEP = "job.sweep";
+    }
     /// Those of the coordinator's journal.
     JOURNAL {
     /// Writing a job's record.

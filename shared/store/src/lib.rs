@@ -12,7 +12,7 @@
 //! - [`diff`]: how far two checkpoints are apart.
 //! - [`hugging_face`]: the weights of a directory that `transformers` saved.
 //! - [`origin`]: the checkpoint of another run that a run begins with.
-//! - [`rows`]: the `.jsonl` files.
+//! - [`write_job_spec`] and [`rows`]: `job.yaml` and the `.jsonl` files.
 //! - [`space`]: room on a file system.
 //! - [`blocking`]: the same for code that is not async.
 //!
@@ -26,6 +26,7 @@ pub mod error;
 pub mod export;
 pub mod hugging_face;
 pub mod io;
+mod job_spec;
 pub mod layout;
 pub mod location;
 pub mod manifest;
@@ -40,6 +41,7 @@ mod wall;
 
 pub use checkpoints::CheckpointStore;
 pub use error::Error;
+pub use job_spec::write_job_spec;
 pub use layout::{CheckpointName, RunDir};
 pub use location::Location;
 pub use manifest::Manifest;

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use trainctl_spec::JobSpec;
 use trainctl_spec::start::Keep;
-use trainctl_store::fault::FailPoint;
 use trainctl_store::io::Io;
 use trainctl_store::origin::{Origin, Parent};
-use trainctl_store::{CheckpointStore, Location, RunDir};
+use trainctl_store::{CheckpointStore, Location, RunDir, write_job_spec};
 
 use crate::begin;
 use crate::exit::{Exit, Failure, Outcome};
@@ -102,8 +101,7 @@ impl Fork {
             return Err(begin::not_found(&self.parent, error));
         }
         let yaml = spec.to_yaml().map_err(|error| Failure::usage(error.to_string()))?;
-        let io = Io::new(run_dir.root());
-        io.put_durable("job.yaml", yaml.into_bytes(), FailPoint("job.spec")).await.map_err(failure)?;
+        write_job_spec(&run_dir, yaml).await.map_err(failure)?;
         found.origin.write(&control).await.map_err(failure)?;
         if let Some(earlier) = earlier.filter(|earlier| !earlier.is_same_checkpoint(&found.origin)) {
             earlier.release(run_dir.root()).await.map_err(failure)?;
