@@ -45,7 +45,7 @@ fn c9_a_pinned_checkpoint_stays_until_it_is_unpinned() {
     }
     checkpoints(&scratch, &["pin", "run", "epoch_0_step_19", "--why", "in the paper", "--who", "anna"]).expect_code(0);
     checkpoints(&scratch, &["pin", "run", "epoch_0_step_8"]).expect_code(64).expect_said("epoch_0_step_8");
-    checkpoints(&scratch, &["pin", "run", "LATEST", "--who", "generation 3"]).expect_code(64);
+    checkpoints(&scratch, &["pin", "run", "LATEST", "--who", "generation-3"]).expect_code(64);
     let lines = json(&scratch, &["list", "run"], 0);
     let pin = &lines[1]["pins"][0];
     assert_eq!((&pin["who"], &pin["why"], &pin["for_good"]), (&"anna".into(), &"in the paper".into(), &true.into()));

@@ -438,6 +438,7 @@ fn a_formation_that_lost_its_coordinator_is_given_up_without_charge() {
     let at = Moment { now: successor.now, wall_ms: 0 };
     let effects = successor.core.adopt(record, JobSpec::from_yaml(SPEC).unwrap(), Term(3), at);
     successor.take(effects);
+    successor.known("");
     successor.join(1, "w0", None);
     successor.join(2, "w1", None);
     successor.prepare(StartPoint::default());

@@ -72,8 +72,16 @@ pub struct ReadPin {
 }
 
 impl ReadPin {
-    /// The reading is over. Says what a person should know of the pin.
-    pub async fn release(self) -> Option<String> {
+    /// The reading is over. Says what a person should know of the pins.
+    pub async fn release_all(pins: impl IntoIterator<Item = Self>) -> Option<String> {
+        let mut warnings = Vec::new();
+        for pin in pins {
+            warnings.extend(pin.release().await);
+        }
+        (!warnings.is_empty()).then(|| warnings.join("; "))
+    }
+
+    async fn release(self) -> Option<String> {
         let Self { store, name, who, refused } = self;
         match refused {
             Some(error) => Some(format!("{name} could not be pinned while it was read: {error}")),

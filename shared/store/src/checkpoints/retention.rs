@@ -330,7 +330,10 @@ impl CheckpointStore {
         let is_late =
             |manifest: &Manifest| manifest.generation < generation && step.is_none_or(|step| manifest.name.step > step);
         let late = listing.committed.iter().filter(|committed| is_late(&committed.manifest));
-        let leaving = late.map(|committed| (committed.name(), true)).collect();
+        let leaving: Vec<_> = late.map(|committed| (committed.name(), true)).collect();
+        if leaving.is_empty() {
+            return Ok(Vec::new());
+        }
         self.retire(fence, listing, leaving, generation, best_metric_key).await
     }
 

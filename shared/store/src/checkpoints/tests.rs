@@ -110,7 +110,8 @@ async fn a_commit_of_missing_or_short_shards_is_refused() {
     let shard = write_shard(dir.path(), 9);
     let mut cases = vec![
         (vec![ShardFile { path: "model/x".into(), ..shard.clone() }], "model/x is missing"),
-        (vec![ShardFile { size: 1, ..shard.clone() }], "instead of 1"),
+        (vec![ShardFile { size: shard.size + 1, ..shard.clone() }], "instead of 4113"),
+        (vec![ShardFile { size: 1, ..shard.clone() }], "a header of 4096 bytes in 1"),
         (vec![shard.clone(), shard.clone()], "twice"),
     ];
     for (files, what) in cases.drain(..) {
@@ -330,7 +331,9 @@ async fn c6_a_dead_generations_late_commit_is_retired_before_pointers_move() {
     store.repair_pointers(&Unfenced, "default").await.unwrap();
     assert_eq!(link(&store, LATEST), Some(name(14).to_string()));
     let listing = store.list().await.unwrap();
+    std::fs::remove_file(store.root().join(LATEST)).unwrap();
     assert_eq!(store.retire_late(&Unfenced, &listing, Some(9), 5, "default").await.unwrap(), []);
+    assert_eq!(link(&store, LATEST), None, "with nothing to retire nothing moves");
 }
 
 #[tokio::test]

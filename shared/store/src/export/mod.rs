@@ -30,7 +30,7 @@ use self::plan::Plan;
 use self::target::Target;
 use self::tokenizer::{TokenIds, Tokenizer};
 use crate::batches::BATCH_BYTES;
-use crate::checkpoints::CheckpointStore;
+use crate::checkpoints::{CheckpointStore, ReadPin};
 use crate::error::Error;
 use crate::layout::{CONFIG, CheckpointName};
 use crate::shard::ShardReader;
@@ -268,10 +268,7 @@ impl CheckpointStore {
             export(&reader, &to, &options, &mut progress)
         });
         let result = work.await.unwrap_or_else(|stopped| Err(Error::Stopped(stopped.to_string()).into()));
-        let warning = match pin {
-            Some(pin) => pin.release().await,
-            None => None,
-        };
+        let warning = ReadPin::release_all(pin).await;
         let mut exported = result?;
         exported.warnings.extend(warning);
         Ok(exported)

@@ -153,6 +153,7 @@ const EXPENDABLE: [(&str, &[&str]); 5] = [
             "pin.sweep.fsync_dir",
             "pointer.sweep.fsync_dir",
             "prune.directory.fsync_dir",
+            "prune.manifest.fsync_dir",
             "prune.rename.fsync_dir",
             "prune.stray.fsync_dir",
             "retire.remove.fsync_dir",

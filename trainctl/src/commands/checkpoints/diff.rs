@@ -62,8 +62,8 @@ impl Diff {
             })
         };
         let compared = tokio::task::spawn_blocking(compare).await;
-        for pin in [pin_a, pin_b] {
-            pin.release().await.iter().for_each(|warning| note(warning));
+        if let Some(warning) = ReadPin::release_all(pin_a.into_iter().chain(pin_b)).await {
+            note(&warning);
         }
         let diff = compared.map_err(|error| Failure::internal(error.to_string()))?.map_err(failure)?;
         bar.finish_and_clear();
@@ -131,15 +131,20 @@ impl Diff {
 }
 
 /// A checkpoint that stays while it is compared.
-async fn open(wanted: &RunRef) -> Result<(CheckpointStore, Committed, ReadPin), Failure> {
+async fn open(wanted: &RunRef) -> Result<(CheckpointStore, Committed, Option<ReadPin>), Failure> {
     let place = RunPlace::open(&wanted.run)?;
     let name = place.resolve(wanted).await?.checkpoint.name();
     let store = place.store(wanted.weights);
-    let pin = store.pin_to_read(name, "diff").await.map_err(failure)?;
+    let pin = match place.has_pins() {
+        true => Some(store.pin_to_read(name, "diff").await.map_err(failure)?),
+        false => None,
+    };
     match store.read_manifest(name).await {
         Ok(checkpoint) => Ok((store, checkpoint, pin)),
         Err(error) => {
-            pin.release().await.iter().for_each(|warning| note(warning));
+            if let Some(warning) = ReadPin::release_all(pin).await {
+                note(&warning);
+            }
             Err(failure(error))
         }
     }

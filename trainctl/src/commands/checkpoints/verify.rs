@@ -1,7 +1,7 @@
 //! `trainctl checkpoints verify`
 
 use clap::Args;
-use trainctl_store::checkpoints::{Committed, Listing, Selector, pointer_targets};
+use trainctl_store::checkpoints::{Committed, Listing, ReadPin, Selector, pointer_targets};
 use trainctl_store::{CheckpointName, CheckpointStore, Error};
 
 use super::{bar, listing};
@@ -26,6 +26,8 @@ pub(super) struct Verify {
 /// What was found.
 #[derive(Default)]
 struct Found {
+    /// There is a run directory in which pins can be kept.
+    has_pins: bool,
     broken: usize,
     verified: Vec<serde_json::Value>,
 }
@@ -38,7 +40,7 @@ impl Verify {
             return Err(Failure::usage("name the checkpoint once: RUN/NAME or RUN NAME"));
         }
         let place = RunPlace::open(&self.run.run)?;
-        let mut found = Found::default();
+        let mut found = Found { has_pins: place.has_pins(), ..Found::default() };
         match self.run.name {
             Some(selector) => self.one(&place, selector, &mut found).await?,
             None if self.run.weights => self.every(&place.store(true), "weights/", &mut found).await?,
@@ -102,10 +104,15 @@ impl Verify {
         let name = committed.name();
         let shown = format!("{prefix}{name}");
         let bar = bar(committed.manifest.total_bytes(), &shown);
-        let pin = store.pin_to_read(name, "verify").await.map_err(failure)?;
+        let pin = match found.has_pins {
+            true => Some(store.pin_to_read(name, "verify").await.map_err(failure)?),
+            false => None,
+        };
         let result = store.verify(name, &|done, _| bar.set_position(done)).await;
         bar.finish_and_clear();
-        pin.release().await.iter().for_each(|warning| note(warning));
+        if let Some(warning) = ReadPin::release_all(pin).await {
+            note(&warning);
+        }
         let result = match result {
             Err(Error::NotCommitted { .. }) => return Ok(false),
             other => other.map_err(failure)?,

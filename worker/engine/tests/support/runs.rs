@@ -7,7 +7,7 @@ use trainctl_dataset::indexed::{Dtype, IndexedWriter};
 use trainctl_spec::JobSpec;
 use trainctl_spec::report::SaveKind;
 use trainctl_store::checkpoints::CheckpointStore;
-use trainctl_store::layout::CheckpointName;
+use trainctl_store::layout::{CheckpointName, ShardName};
 use trainctl_store::manifest::{Manifest, Metrics};
 use trainctl_store::shard::ShardReader;
 use trainctl_store::tenure::Unfenced;
@@ -90,7 +90,7 @@ pub fn commit_kind(root: &Path, spec: &JobSpec, told: &[Told], kind: SaveKind, s
         format: 1,
         name: CheckpointName { epoch: 0, step },
         job: "tiny".into(),
-        generation: 1,
+        generation: ShardName::parse(&reports[0].files[0].path).unwrap().generation,
         term: 1,
         step,
         epoch: 0,
