@@ -104,9 +104,9 @@ impl RunPlace {
         })
     }
 
-    /// Whether there is a run directory in which pins can be kept.
+    /// Whether there is a run directory in which pins can be kept: none is made of a plain directory of checkpoints.
     pub(crate) fn has_pins(&self) -> bool {
-        self.run_dir.is_some()
+        self.run_dir().is_ok()
     }
 
     /// The full or the weights-only checkpoints.

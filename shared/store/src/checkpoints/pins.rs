@@ -91,7 +91,7 @@ impl ReadPin {
 }
 
 impl CheckpointStore {
-    /// Pins a checkpoint for `what`, which reads it (C9): it stays until [`ReadPin::release`], at most a day. Look only then
+    /// Pins a checkpoint for `what`, which reads it (C9): it stays until [`ReadPin::release_all`], at most a day. Look only then
     /// whether it is there. Where the run directory cannot be written there is no pin: the owner's retention is then not
     /// held up.
     ///
