@@ -72,7 +72,7 @@ class Disk:
         """One round of every row in `rows`."""
         writes = {"ours": lambda: self.shards("save")}
         if "write" in rows:
-            writes["dd"] = lambda: kit.with_warm_memory(self.dd)
+            writes["dd"] = self.dd
         if rows.keys() & {"save", "load"}:
             writes["dcp"] = lambda: self.torch("save")
         saved = kit.in_turn(turn, writes, os.sync)

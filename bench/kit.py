@@ -1,7 +1,6 @@
 """What the benchmarks share: running programs, the page cache, the machine, paired rounds and their table."""
 
 import json
-import mmap
 import os
 import platform
 import statistics
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GIB = 1 << 30
-# Twice what a program writes.
-WARM_MEMORY = 2 * GIB
 
 
 @dataclass(frozen=True)
@@ -95,17 +92,6 @@ def forget(directory: Path) -> None:
     for path in files_of(directory):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def with_warm_memory(step: Callable[[], Measured]) -> Measured:
-    """Starts the step with WARM_MEMORY bytes free that the host of a virtual machine has backed. A guest that reports its free
-    memory to the host pays for every page that it takes again: for the page cache of 1 GiB up to 2 s, at random on either
-    side of a comparison. Programs that prepare something first do the same themselves, just before they start the clock."""
-    memory = mmap.mmap(-1, WARM_MEMORY)
-    for start in range(0, WARM_MEMORY, mmap.PAGESIZE):
-        memory[start] = 1
-    memory.close()
-    return step()
 
 
 def in_turn(turn: int, steps: dict[str, Callable[[], Measured]], before: Callable[[], None]) -> dict[str, Measured]:

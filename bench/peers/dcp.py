@@ -22,8 +22,6 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-WARM_BYTES = 2 << 30
-
 
 def shapes(config: dict) -> dict[str, list[int]]:
     """Names and shapes of a tied GPT2LMHeadModel."""
@@ -57,10 +55,7 @@ def rank_main(rank: int, args: argparse.Namespace, meeting: str) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // args.ranks))
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=args.ranks)
     tensors = state(json.loads(args.config.read_text()), fill=args.what == "save")
-    # Free memory that the host of a virtual machine has backed; see kit.with_warm_memory.
-    warm = torch.ones(WARM_BYTES // args.ranks, dtype=torch.uint8)
     dist.barrier()
-    del warm
     start = time.perf_counter()
     if args.what == "save":
         writer = FileSystemWriter(args.dir, single_file_per_rank=True, sync_files=True, thread_count=args.threads)

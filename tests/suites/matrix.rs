@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
-use trainctl_store::CheckpointName;
 use trainctl_store::fault::{ENV_TRACE, FailPoint};
 use trainctl_tests::job::Job;
 use trainctl_tests::process::{self, Process};
@@ -140,27 +139,6 @@ fn may_be_refused(faults: &[String]) -> bool {
     faults.iter().any(|fault| fault.ends_with(":eio")) && (place == "*" || place.starts_with("job."))
 }
 
-/// What is left in a run directory that no run has a use for.
-fn left_behind(run: &Run) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut folders = vec![run.dir().to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap()) {
-            let name = entry.file_name().into_string().unwrap();
-            if name.starts_with(".tmp-") {
-                found.push(entry.path().display().to_string());
-            }
-            if entry.file_type().unwrap().is_dir() {
-                if folder == run.dir() && name.parse::<CheckpointName>().is_ok() && run.manifest(&name).is_none() {
-                    found.push(entry.path().display().to_string());
-                }
-                folders.push(entry.path());
-            }
-        }
-    }
-    found
-}
-
 /// Waits until a fault has frozen a process, and lets it go on after [`FREEZE`]; or until the run ends without.
 fn freeze_for_a_while(scratch: &Scratch, trainctl: &mut Process) {
     let frozen = wait::within(LIMIT, "a frozen process", || {
@@ -179,7 +157,7 @@ fn hold_once_more(scratch: &Scratch, run: &Run) {
     let mut command = scratch.command("trainctl-coordinator");
     command.arg("--state-dir").arg(run.dir().join("control"));
     let mut coordinator = scratch.start(command, "next-holder");
-    wait::until_true("the next holder to remove what is left", || left_behind(run).is_empty());
+    wait::until_true("the next holder to remove what is left", || run.left_behind().is_empty());
     coordinator.signal(Signal::SIGTERM);
     coordinator.wait().expect_code(0);
 }
@@ -208,10 +186,10 @@ fn carry_out(case: &Case, number: usize) -> bool {
     assert_same_rows(&run, &want, job.steps);
     assert_eq!(run.latest().state_hash, want.latest().state_hash);
     scratch.trainctl(["checkpoints", "verify", job.run_dir.to_str().unwrap()]).wait().expect_code(0);
-    if left_behind(&run).iter().any(|path| path.contains("/control/.tmp-holder.json-")) {
+    if run.left_behind().iter().any(|path| path.contains("/control/.tmp-holder.json-")) {
         hold_once_more(&scratch, &run);
     }
-    let left = left_behind(&run);
+    let left = run.left_behind();
     assert!(left.is_empty(), "left behind: {left:?}");
     let processes = scratch.processes();
     assert!(processes.is_empty(), "processes are left: {processes:?}");

@@ -26,7 +26,6 @@ const NAME: CheckpointName = CheckpointName { epoch: 0, step: 0 };
 /// Section and name prefix of what is kept for each parameter.
 const KINDS: [(Section, &str); 3] =
     [(Section::Model, ""), (Section::Optim, "exp_avg."), (Section::Optim, "exp_avg_sq.")];
-const WARM_BYTES: usize = 2 << 30;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -107,8 +106,6 @@ fn deal(parameters: &[Parameter], ranks: u32) -> Vec<Vec<&Parameter>> {
 
 async fn save(run: &Path, ranks: u32, parameters: &[Parameter]) -> Result<(u64, f64), Failure> {
     let states: Vec<Vec<Held<'_>>> = deal(parameters, ranks).iter().map(|hand| state(hand)).collect();
-    // Free memory that the host of a virtual machine has backed; see `with_warm_memory` in bench/kit.py.
-    drop(std::hint::black_box(vec![1_u8; WARM_BYTES]));
     let started = Instant::now();
     let written = thread::scope(|scope| {
         let mut threads = Vec::new();

@@ -220,6 +220,9 @@ pub fn trainer_state(generation: u64) -> String {
     format!("{start}{generation}{end}")
 }
 
+/// Its name in checkpoints that are older than that.
+pub(crate) const OLD_TRAINER_STATE: &str = "optim/trainer.json";
+
 /// The generation that wrote a file of a checkpoint, if its name says so.
 pub(crate) fn generation_of(path: &str) -> Option<u64> {
     let (start, end) = TRAINER_STATE;

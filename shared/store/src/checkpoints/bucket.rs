@@ -5,7 +5,8 @@
 //! of shards carry their generation. The generation in the name says who retired it: a manifest that its own or a later
 //! generation committed was retired by a holder that woke up late, and gets its name back.
 
-use super::retention::{is_of, written_by};
+use super::retention::written_by;
+use super::retire::is_of;
 use super::{CheckpointStore, Retired};
 use crate::error::Result;
 use crate::fault::FailPoint;
@@ -55,21 +56,21 @@ impl CheckpointStore {
         }
     }
 
-    /// Retires what `leaving` names and marks as committed, and removes what was never committed there.
+    /// Retires what `leaving` names if there is a manifest by now, and removes what was never committed.
     pub(super) async fn retire_in_place(
         &self,
         bucket: Objects,
         fence: &dyn Fence,
-        leaving: Vec<(CheckpointName, bool)>,
+        leaving: Vec<CheckpointName>,
         generation: u64,
     ) -> Result<Vec<Retired>> {
         let mut retired = Vec::new();
-        for (name, keep) in leaving {
+        for name in leaving {
             let manifest = self.io.read(&name.key(MANIFEST)).await?;
             if manifest.as_deref().is_some_and(|bytes| is_of(bytes, generation)) {
                 continue;
             }
-            if let Some(bytes) = manifest.filter(|_| keep) {
+            if let Some(bytes) = manifest {
                 let (from, to) = (name.key(MANIFEST), name.key(&abandoned_manifest(generation)));
                 let (objects, moved) = (bucket.clone(), to.clone());
                 fence.pass().await?;

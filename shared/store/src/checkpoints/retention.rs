@@ -1,16 +1,16 @@
-//! Which checkpoints stay (C4), and where those go that a generation leaves behind (C6).
+//! Which checkpoints stay (C4).
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use super::bucket::is_abandoned_manifest;
 use super::withdraw::Meant;
-use super::{CheckpointStore, Listing, PointerMove, Pointers, Summary, pointer_targets};
+use super::{CheckpointStore, Listing, Pointers, Summary};
 use crate::error::Result;
 use crate::export::STAGING as EXPORT_STAGING;
 use crate::fault::FailPoint;
 use crate::io::{Files, Kind, UPLOAD_NOTE, is_temporary};
-use crate::layout::{ABANDONED, CheckpointName, MANIFEST, abandoned_key, generation_of};
+use crate::layout::{CheckpointName, generation_of};
 use crate::manifest::Manifest;
 use crate::tenure::Fence;
 
@@ -153,27 +153,10 @@ impl PruneReport {
     }
 }
 
-/// A checkpoint that a generation left behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Retired {
-    /// Its old name.
-    pub name: CheckpointName,
-    /// Where it is now, relative to the checkpoint directory; `None` if it was never committed and is removed.
-    pub moved_to: Option<String>,
-}
-
-/// What a takeover mended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TakenOver {
-    /// Checkpoints that a predecessor renamed late and that are back.
-    pub restored: Vec<CheckpointName>,
-    /// Pointers that moved.
-    pub moves: Vec<PointerMove>,
-}
-
 impl CheckpointStore {
-    /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2), loses
-    /// its name first, so that a half-removed one does not exist, and goes only if it is then the one that was looked at. What dead generations left goes too: uncommitted
+    /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2). It
+    /// loses its name first, so that a half-removed one does not exist, and goes if it is then the one that was looked at.
+    /// What dead generations left goes too: uncommitted
     /// directories below the newest committed step, which nothing will commit any more, and files in committed ones that no
     /// manifest names.
     ///
@@ -282,167 +265,12 @@ impl CheckpointStore {
         let strays = found.into_iter().filter(|(path, kind)| is_stray(path, *kind));
         Ok(strays.map(|(path, kind)| (name.key(&path), kind)).collect())
     }
-
-    /// What a generation that starts after `step` (`None`: from the beginning) does first (C6): pointers move back to what
-    /// stays, then every later checkpoint is renamed to `abandoned/g<generation>/<name>`, or in a bucket loses its manifest's
-    /// name. Uncommitted directories of later steps are removed, on a directory after a rename. Afterwards no later step
-    /// exists; what a holder that wakes up late commits all the same is for [`CheckpointStore::retire_late`].
-    ///
-    /// # Errors
-    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
-    pub async fn retire_after(
-        &self,
-        fence: &dyn Fence,
-        step: Option<u64>,
-        generation: u64,
-        best_metric_key: &str,
-    ) -> Result<Vec<Retired>> {
-        let listing = self.list().await?;
-        let later = |name: CheckpointName| step.is_none_or(|step| name.step > step);
-        let kept = listing.committed.iter().map(|c| c.name()).chain(listing.damaged.iter().map(|d| d.name));
-        let mut leaving: Vec<(CheckpointName, bool)> = kept.map(|name| (name, true)).collect();
-        leaving.extend(listing.uncommitted.iter().map(|name| (*name, false)));
-        leaving.retain(|(name, _)| later(*name));
-        let mut retired = self.retire(fence, &listing, leaving, generation, best_metric_key).await?;
-        if let Some(bucket) = self.bucket() {
-            for name in listing.retired.iter().copied().filter(|name| later(*name)) {
-                self.remove_strangers(&bucket, fence, name).await?;
-            }
-        }
-        retired.sort_by_key(|gone| gone.name);
-        Ok(retired)
-    }
-
-    /// Retires what `listing` shows that an older generation committed behind the start of this one, after this one had
-    /// retired all that there was: its holder was frozen between its last look and the commit, or its put was long on the
-    /// way. Its shards may be gone. Ask before pointers move.
-    ///
-    /// # Errors
-    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
-    pub async fn retire_late(
-        &self,
-        fence: &dyn Fence,
-        listing: &Listing,
-        step: Option<u64>,
-        generation: u64,
-        best_metric_key: &str,
-    ) -> Result<Vec<Retired>> {
-        let is_late =
-            |manifest: &Manifest| manifest.generation < generation && step.is_none_or(|step| manifest.name.step > step);
-        let late = listing.committed.iter().filter(|committed| is_late(&committed.manifest));
-        let leaving: Vec<_> = late.map(|committed| (committed.name(), true)).collect();
-        if leaving.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.retire(fence, listing, leaving, generation, best_metric_key).await
-    }
-
-    /// `leaving`: each with whether it was ever committed.
-    async fn retire(
-        &self,
-        fence: &dyn Fence,
-        listing: &Listing,
-        mut leaving: Vec<(CheckpointName, bool)>,
-        generation: u64,
-        best_metric_key: &str,
-    ) -> Result<Vec<Retired>> {
-        leaving.sort();
-        let leaves = |name: CheckpointName| leaving.iter().any(|(other, _)| *other == name);
-        let stay: Vec<_> = listing.summaries().into_iter().filter(|summary| !leaves(summary.name)).collect();
-        self.move_pointers(fence, pointer_targets(&stay, best_metric_key)).await?;
-        if let Some(bucket) = self.bucket() {
-            return self.retire_in_place(bucket, fence, leaving, generation).await;
-        }
-        let mut retired = Vec::new();
-        for (name, keep) in leaving {
-            let to = self.free_name(&abandoned_key(generation), name).await?;
-            fence.pass().await?;
-            self.io.rename_dir(&name.to_string(), &to, FailPoint::RETIRE_RENAME).await?;
-            // Frozen before the rename, this holder may have taken away what its successor has committed, or saves now.
-            let manifest = self.io.read(&format!("{to}/{MANIFEST}")).await?;
-            let held = fence.pass().await;
-            if manifest.as_deref().is_some_and(|bytes| is_of(bytes, generation)) || held.is_err() {
-                let back = self.io.rename_dir(&to, &name.to_string(), FailPoint::RETIRE_RESTORE).await;
-                held?;
-                back?;
-                continue;
-            }
-            let keep = keep || manifest.is_some();
-            if !keep {
-                self.io.remove_tree(&to, FailPoint::RETIRE_REMOVE).await?;
-            }
-            retired.push(Retired { name, moved_to: keep.then_some(to) });
-        }
-        Ok(retired)
-    }
-
-    /// What a new holder does at its takeover and again one lease later (C2): undoes what a predecessor did that was frozen
-    /// directly before a rename of [`CheckpointStore::retire_after`] and woke up late, then repairs the pointers.
-    ///
-    /// # Errors
-    /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
-    pub async fn take_over(&self, fence: &dyn Fence, best_metric_key: &str) -> Result<TakenOver> {
-        fence.pass().await?;
-        self.sweep_pointers().await?;
-        self.sweep_commits().await?;
-        self.sweep_pins().await?;
-        self.sweep_probes().await?;
-        self.sweep_withdrawn(fence).await?;
-        let restored = self.restore_late_renames(fence).await?;
-        let moves = self.repair_pointers(fence, best_metric_key).await?;
-        Ok(TakenOver { restored, moves })
-    }
-
-    /// Generation g retires only what older generations committed. What lies in `abandoned/g<g>` and was committed by g or
-    /// a later one was renamed by a holder that was no longer the holder; it goes back unless its step exists again.
-    async fn restore_late_renames(&self, fence: &dyn Fence) -> Result<Vec<CheckpointName>> {
-        if self.bucket().is_some() {
-            return self.restore_in_place(fence).await;
-        }
-        let mut restored = Vec::new();
-        for folder in self.io.list(ABANDONED).await? {
-            let generation = folder.name.strip_prefix('g').and_then(|number| number.parse::<u64>().ok());
-            let (Some(generation), Kind::Dir) = (generation, folder.kind) else { continue };
-            let from = format!("{ABANDONED}/{}", folder.name);
-            for entry in self.io.list(&from).await? {
-                // Only a first retirement has the bare name, and a late rename takes the bare name too or fails.
-                let Ok(name) = entry.name.parse::<CheckpointName>() else { continue };
-                let from = format!("{from}/{name}");
-                let Some(bytes) = self.io.read(&format!("{from}/{MANIFEST}")).await? else {
-                    // A save that never ended, renamed by a holder that was killed before it removed it.
-                    fence.pass().await?;
-                    self.io.remove_tree(&from, FailPoint::RETIRE_REMOVE).await?;
-                    continue;
-                };
-                if is_of(&bytes, generation) && self.io.read(&name.key(MANIFEST)).await?.is_none() {
-                    fence.pass().await?;
-                    self.io.remove_tree(&name.to_string(), FailPoint::RETIRE_REMOVE).await?;
-                    self.io.rename_dir(&from, &name.to_string(), FailPoint::RETIRE_RESTORE).await?;
-                    restored.push(name);
-                }
-            }
-        }
-        Ok(restored)
-    }
-
-    async fn free_name(&self, folder: &str, name: CheckpointName) -> Result<String> {
-        let taken = self.io.list(folder).await?;
-        let is_free = |candidate: &String| taken.iter().all(|entry| entry.name != *candidate);
-        let spellings = std::iter::once(name.to_string()).chain((1..).map(|n| format!("{name}.{n}")));
-        let free = spellings.into_iter().find(is_free).unwrap_or_else(|| name.to_string());
-        Ok(format!("{folder}/{free}"))
-    }
 }
 
 /// The generation that wrote a file of a checkpoint, if its name says so. A note in a bucket that the upload of a shard was
 /// begun is as old as the shard.
 pub(super) fn written_by(path: &str) -> Option<u64> {
     generation_of(path.strip_suffix(UPLOAD_NOTE).unwrap_or(path))
-}
-
-/// Whether this generation or a later one committed this manifest: then this generation has nothing to retire there.
-pub(super) fn is_of(manifest: &[u8], generation: u64) -> bool {
-    Manifest::parse(manifest).is_ok_and(|(manifest, _)| manifest.generation >= generation)
 }
 
 /// What lies where a checkpoint's own files lie, temporary files too.

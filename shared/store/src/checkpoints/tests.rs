@@ -1,9 +1,11 @@
 use std::path::Path;
 
 use proptest::prelude::*;
+use trainctl_spec::report::ShardFile;
 
 use super::*;
 use crate::layout::{LATEST, LOWEST_VAL, Section, ShardName};
+use crate::manifest::Metrics;
 use crate::manifest::tests::example;
 use crate::shard::{ShardWriter, TensorView};
 use crate::{Fence, Unfenced};

@@ -166,10 +166,7 @@ impl Files {
     /// # Errors
     /// [`Error::Io`], [`Error::Object`], [`Error::Key`].
     pub fn replace_exactly(&self, key: &str, old: &[u8], bytes: &[u8], point: FailPoint) -> Result<bool> {
-        match self {
-            Self::Disk(disk) => disk.replace_exactly(key, old, bytes, point),
-            Self::Objects(objects) => objects.replace_exactly(key, old, bytes, point),
-        }
+        either!(self, files => files.replace_exactly(key, old, bytes, point))
     }
 
     /// Replaces a file by these bytes, durably: readers see the old or the new ones.

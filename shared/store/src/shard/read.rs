@@ -17,7 +17,7 @@ use super::{BLOCK_BYTES, describe, workers};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Disk, FileReader, Files};
-use crate::layout::{CheckpointName, MANIFEST};
+use crate::layout::{CheckpointName, MANIFEST, OLD_TRAINER_STATE, trainer_state};
 use crate::location::Location;
 use crate::manifest::Manifest;
 use crate::state_hash::{Combiner, elements, whole_tensor};
@@ -214,6 +214,17 @@ impl ShardReader {
             self.fetch_kept(job)?;
         }
         Ok(())
+    }
+
+    /// What rank 0 keeps for a resume besides tensors; `None` in a checkpoint of weights alone.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Io`].
+    pub fn read_trainer_state(&self) -> Result<Option<Vec<u8>>> {
+        match self.read_file(&trainer_state(self.manifest.generation))? {
+            None => self.read_file(OLD_TRAINER_STATE),
+            found => Ok(found),
+        }
     }
 
     /// Another file of the checkpoint, for example `optim/trainer.g7.json`; `None` if the manifest has none of that name.

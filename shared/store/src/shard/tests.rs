@@ -198,6 +198,7 @@ fn reading_names_what_does_not_fit() {
     commit(dir.path(), 4, vec![record, extra]);
     let reader = ShardReader::open(dir.path(), name, None).unwrap();
     assert_eq!(reader.read_file("optim/trainer.json").unwrap().as_deref(), Some(&b"{}"[..]));
+    assert_eq!(reader.read_trainer_state().unwrap().as_deref(), Some(&b"{}"[..]), "its name of before");
     assert_eq!(reader.read_file("optim/other.json").unwrap(), None);
     assert!(reader.read_tensor("model/x", &mut []).unwrap_err().to_string().contains("not in this checkpoint"));
     assert!(reader.read_tensor("model/w", &mut [0; 3]).unwrap_err().to_string().contains("24 bytes"));

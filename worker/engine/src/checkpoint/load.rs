@@ -12,7 +12,7 @@ use trainctl_spec::report::SaveKind;
 use trainctl_spec::start::StartFrom;
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
-use trainctl_store::layout::{CheckpointName, trainer_state};
+use trainctl_store::layout::CheckpointName;
 use trainctl_store::shard::{Part, Read, ShardReader, TensorInfo};
 use trainctl_store::state_hash;
 
@@ -49,10 +49,10 @@ pub fn load(
         load_weights(&what, &reader, params)?;
         return Ok(0);
     }
-    let path = trainer_state(reader.manifest().generation);
-    let trainer =
-        reader.read_file(&path).map_err(|e| fail(e.to_string()))?.ok_or_else(|| fail(format!("{path} is missing")))?;
-    let trainer: TrainerState = serde_json::from_slice(&trainer).map_err(|e| fail(format!("{path}: {e}")))?;
+    let trainer = reader.read_trainer_state().map_err(|e| fail(e.to_string()))?;
+    let trainer = trainer.ok_or_else(|| fail("the trainer's state of rank 0 is missing".to_owned()))?;
+    let trainer: TrainerState =
+        serde_json::from_slice(&trainer).map_err(|e| fail(format!("the trainer's state of rank 0: {e}")))?;
 
     let mut wanted = wanted(params, optimizer);
     let faults = differences(&wanted, reader.tensors());
