@@ -3,7 +3,7 @@
 //! `bench_shards save|load|verify --dir RUN --ranks N --config config.json` prints `{"bytes": …, "seconds": …}`.
 //!
 //! Ranks are threads. `save`: each rank writes its share (whole parameters with their moments, dealt by size), then the
-//! checkpoint is committed; the state is in memory before the clock starts. `load`: each rank fills memory of its own,
+//! checkpoint is committed; the state is in memory before the clock starts, and what follows a commit (reading ahead) is after it. `load`: each rank fills memory of its own,
 //! touched before, with the whole state, every byte verified. `verify`: as `trainctl checkpoints verify`.
 
 #![allow(clippy::print_stdout, reason = "the answer is the output")]
@@ -130,6 +130,8 @@ async fn save(run: &Path, ranks: u32, parameters: &[Parameter]) -> Result<(u64, 
     }))?;
     CheckpointStore::open(run).commit(&Unfenced, manifest, "name: bench\n").await?;
     let seconds = started.elapsed().as_secs_f64();
+    let writer = ShardWriter::new(run, NAME);
+    written.iter().try_for_each(|shard| writer.read_ahead(std::slice::from_ref(&shard.file)))?;
     Ok((files.iter().map(|file| file.size).sum(), seconds))
 }
 

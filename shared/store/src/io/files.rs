@@ -188,6 +188,17 @@ impl Files {
         })
     }
 
+    /// Begins to read a file back that was written past the system's cache. A bucket has no such cache.
+    ///
+    /// # Errors
+    /// [`Error::Io`] (also if there is no such file in a directory), [`Error::Key`].
+    pub fn read_ahead(&self, key: &str) -> Result<()> {
+        match self {
+            Self::Disk(disk) => disk.read_ahead(key),
+            Self::Objects(_) => Ok(()),
+        }
+    }
+
     /// Points `key` at `target` in one atomic step (C3): a relative symlink, or a small text file or object.
     ///
     /// # Errors

@@ -1,8 +1,7 @@
 //! A file on its way to the disk: a few threads hash its blocks, and write them in order.
 //!
-//! The content lies in the caller's memory, so nothing is copied and no memory is needed but one small buffer for each
-//! thread. While one thread writes a block the others hash the next ones; the writer gets the bytes from the first to the
-//! last, as an object store wants them.
+//! The content lies in the caller's memory, and no more is needed than the writer's buffer. While one thread writes a block
+//! the others hash the next ones; the writer gets the bytes from the first to the last, as an object store wants them.
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -19,9 +18,6 @@ use crate::state_hash::digest_blocks;
 
 /// Bytes that are hashed at once: in the processor's cache they serve for the file's hash and for the state's.
 const PIECE_BYTES: u64 = 256 << 10;
-
-/// Shorter runs of bytes are gathered before they are written.
-const SHORT_RUN: usize = 256 << 10;
 
 /// A run of the file's bytes.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +75,6 @@ struct Turn {
     failed: bool,
     hashers: Vec<Hasher>,
     digests: Vec<Digests>,
-    buffer: Vec<u8>,
 }
 
 /// Writes and hashes the content with up to `threads` threads, and finishes the file.
@@ -90,7 +85,7 @@ pub(super) fn stream(
     header: Option<FileHeader>,
     threads: NonZeroUsize,
 ) -> Result<Streamed> {
-    let turn = Turn { writer, next: 0, failed: false, hashers: vec![], digests: vec![], buffer: vec![] };
+    let turn = Turn { writer, next: 0, failed: false, hashers: vec![], digests: vec![] };
     let (turn, changed) = (Mutex::new(turn), Condvar::new());
     let blocks = (0..block_count(content.size)).collect();
     workers::for_each(threads, blocks, |_: &mut (), block: u64| {
@@ -132,23 +127,8 @@ pub(super) fn stream(
 impl Turn {
     fn write(&mut self, content: &Content<'_>, block: u64) -> Result<()> {
         let from = block * BLOCK_BYTES as u64;
-        for (_, _, bytes) in content.between(from, from + BLOCK_BYTES as u64) {
-            if bytes.len() < SHORT_RUN {
-                self.buffer.extend_from_slice(bytes);
-            }
-            if !self.buffer.is_empty() && (self.buffer.len() >= SHORT_RUN || bytes.len() >= SHORT_RUN) {
-                self.writer.write(&self.buffer)?;
-                self.buffer.clear();
-            }
-            if bytes.len() >= SHORT_RUN {
-                self.writer.write(bytes)?;
-            }
-        }
-        if !self.buffer.is_empty() {
-            self.writer.write(&self.buffer)?;
-            self.buffer.clear();
-        }
-        Ok(())
+        let mut runs = content.between(from, from + BLOCK_BYTES as u64);
+        runs.try_for_each(|(_, _, bytes)| self.writer.write(bytes))
     }
 }
 

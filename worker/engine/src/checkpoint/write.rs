@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use trainctl_spec::report::{SaveKind, ShardReport};
+use trainctl_spec::report::{SaveKind, ShardFile, ShardReport};
 use trainctl_spec::{Generation, Rank};
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
@@ -97,6 +98,7 @@ impl Write {
             "shards are durable"
         );
         fault::pass(FailPoint::SAVE_REPORT).map_err(|e| format!("report: {e}"))?;
+        let to_read_ahead = (self.kind == SaveKind::Full).then(|| files.clone());
         let Meta { trainer, train_loss, val_losses, corpora } = self.meta;
         self.link.shards_durable(ShardReport {
             kind: self.kind,
@@ -111,7 +113,21 @@ impl Write {
             stall_seconds: self.stall.as_secs_f64(),
             write_seconds: written.as_secs_f64(),
         });
+        to_read_ahead.into_iter().for_each(|files| read_ahead(&writer, files));
         Ok(())
+    }
+}
+
+/// A restart begins with the newest full checkpoint. On a thread of its own: the next save waits for the one that wrote.
+fn read_ahead(writer: &ShardWriter, files: Vec<ShardFile>) {
+    let writer = writer.clone();
+    let work = move || {
+        if let Err(error) = writer.read_ahead(&files) {
+            tracing::debug!(%error, "a restart on this host will wait for the disk");
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("read-ahead".to_owned()).spawn(work) {
+        tracing::debug!(%error, "a restart on this host will wait for the disk");
     }
 }
 

@@ -1,3 +1,4 @@
+use super::writer::STAGING_BYTES;
 use super::*;
 
 fn disk() -> (tempfile::TempDir, Disk) {
@@ -107,4 +108,52 @@ fn sweeping_removes_only_the_temporary_files_of_its_key() {
     disk.sweep("LATEST", FailPoint::POINTER_SWEEP).unwrap();
     let names: Vec<_> = disk.list_all("").unwrap().into_iter().map(|e| e.name).collect();
     assert_eq!(names, [".tmp-other-1-00000000-0", "LATEST"]);
+}
+
+/// Bytes of which no two blocks are alike.
+fn bytes(size: usize) -> Vec<u8> {
+    (0..size.div_ceil(8) as u64)
+        .flat_map(|word| word.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes())
+        .take(size)
+        .collect()
+}
+
+#[test]
+fn files_of_any_size_and_in_any_pieces_hold_what_was_written_past_the_cache_or_not() {
+    let (_dir, disk) = disk();
+    for size in [0, 1, STAGING_BYTES - 1, STAGING_BYTES, STAGING_BYTES + 1, 2 * STAGING_BYTES + 4097, 3 * STAGING_BYTES]
+    {
+        for piece in [4097, 3 << 20, 64 << 20] {
+            let bytes = bytes(size);
+            let mut writer = disk.writer("file", FailPoint::SHARD_WRITE).unwrap();
+            bytes.chunks(piece).for_each(|piece| writer.write(piece).unwrap());
+            writer.finish().unwrap();
+            assert!(disk.read("file").unwrap().unwrap() == bytes, "{size} bytes in pieces of {piece}");
+            disk.read_ahead("file").unwrap();
+        }
+    }
+}
+
+#[test]
+fn large_files_bypass_the_cache_of_a_local_disk_and_their_ends_do_not() {
+    let (_dir, disk) = disk();
+    let mut writer = disk.writer("file", FailPoint::SHARD_WRITE).unwrap();
+    writer.write(&bytes(STAGING_BYTES - 1)).unwrap();
+    assert!(!writer.bypasses_cache());
+    writer.write(&bytes(2)).unwrap();
+    assert_eq!(writer.bypasses_cache(), writer.is_on_local_disk());
+}
+
+#[test]
+fn where_a_disk_refuses_to_be_written_past_the_cache_the_file_is_written_through_it() {
+    let (_dir, disk) = disk();
+    let mut writer = disk.writer("file", FailPoint::SHARD_WRITE).unwrap();
+    // What follows begins inside a block, which no disk takes.
+    writer.write_unaligned(b"x");
+    let bytes = bytes(2 * STAGING_BYTES + 1);
+    writer.write(&bytes).unwrap();
+    assert!(!writer.bypasses_cache());
+    writer.finish().unwrap();
+    let found = disk.read("file").unwrap().unwrap();
+    assert!(found[0] == b'x' && found[1..] == bytes);
 }
