@@ -10,7 +10,7 @@ use trainctl_spec::start::DataPhase;
 use trainctl_store::layout::{Section, ShardName};
 use trainctl_store::manifest::{FORMAT, Metrics};
 use trainctl_store::shard::{ShardWriter, TensorView};
-use trainctl_store::{CheckpointName, CheckpointStore, Manifest, Unfenced};
+use trainctl_store::{CheckpointName, CheckpointStore, Location, Manifest, Unfenced};
 
 /// A GPT-2 and the run that might have trained it.
 #[derive(Clone, Debug)]
@@ -103,7 +103,7 @@ impl Synthetic {
 
     fn store(&self) -> CheckpointStore {
         let place = self.checkpoint_dir.as_ref().unwrap_or(&self.run_dir);
-        CheckpointStore::open_with_control(place, self.run_dir.join("control"))
+        CheckpointStore::open_at(&Location::Directory(place.clone()), self.run_dir.join("control")).unwrap()
     }
 
     fn finish(

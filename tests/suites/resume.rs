@@ -177,7 +177,10 @@ fn from_lowest_val_starts_where_it_says() {
     let (now, generation) = (resumed.latest(), *resumed.generations().last().unwrap());
     assert_eq!(now.started_from.as_ref().unwrap().name.to_string(), lowest);
     // What was later than the start is retired, not overwritten (C6), and the same steps give the same bits (P4).
-    assert!(resumed.dir().join(format!("abandoned/g{generation}/{}/manifest.json", last.name)).is_file());
+    let set_aside = format!("abandoned/g{generation}/{}", last.name);
+    assert!(resumed.dir().join(&set_aside).join("manifest.json").is_file());
+    let listed = scratch.trainctl(["checkpoints", "list", resumed.dir().to_str().unwrap()]).wait();
+    listed.expect_code(0).expect_said(&set_aside).expect_said("set aside: ");
     assert_eq!((now.step, &now.state_hash), (last.step, &last.state_hash));
     let rows = resumed.rows();
     assert!(rows.iter().map(trainctl_tests::run::Row::bits).eq(before.iter().map(trainctl_tests::run::Row::bits)));

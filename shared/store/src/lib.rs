@@ -14,12 +14,10 @@
 //! - [`origin`]: the checkpoint of another run that a run begins with.
 //! - [`write_job_spec`] and [`rows`]: `job.yaml` and the `.jsonl` files.
 //! - [`space`]: room on a file system.
-//! - [`blocking`]: the same for code that is not async.
 //!
 //! Keys are relative paths with `/`, as an object store has them; [`io`] knows what is below.
 
 mod batches;
-pub mod blocking;
 pub mod checkpoints;
 pub mod diff;
 pub mod error;

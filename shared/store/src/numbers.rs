@@ -210,6 +210,7 @@ impl Seen {
             let listed = files.list(FOLDER)?;
             next = listed.iter().find_map(|file| parse_name(&file.name)).unwrap_or(1);
         }
+        files.refresh(FOLDER)?;
         while let Some(entry) = read_entry(files, next)? {
             self.note(&entry);
             next += 1;

@@ -34,7 +34,7 @@ pub use verify::{Depth, FileFault, Verified};
 
 use crate::error::{Error, Result};
 use crate::io::{Io, Kind};
-use crate::layout::{CONFIG, CheckpointName, MANIFEST, RunDir, WEIGHTS};
+use crate::layout::{ABANDONED, CONFIG, CheckpointName, MANIFEST, RunDir, WEIGHTS};
 use crate::location::Location;
 use crate::manifest::{Fault, Manifest};
 use crate::shard::ShardReader;
@@ -114,11 +114,6 @@ impl CheckpointStore {
         Self { control: Io::new(dir.join("control")), io: Io::new(dir), has_pointers: true }
     }
 
-    /// Checkpoints in another place than their run directory (`checkpoint.checkpoint_dir`).
-    pub fn open_with_control(dir: impl Into<PathBuf>, control: impl Into<PathBuf>) -> Self {
-        Self { io: Io::new(dir), control: Io::new(control), has_pointers: true }
-    }
-
     /// Checkpoints in a directory or a bucket; `control` is the run directory's `control/`. No request is made.
     ///
     /// # Errors
@@ -164,6 +159,24 @@ impl CheckpointStore {
     /// The path of a checkpoint's directory, or its URL for a bucket.
     pub fn path(&self, name: CheckpointName) -> PathBuf {
         self.io.root().join(name.to_string())
+    }
+
+    /// What generations set aside in a directory because they started before it (C6), by its key: `abandoned/g7` and so on. In a
+    /// bucket it stays where it is: [`Listing::retired`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn set_aside(&self) -> Result<Vec<(String, Listing)>> {
+        let mut found = Vec::new();
+        if self.bucket().is_some() {
+            return Ok(found);
+        }
+        let abandoned = self.io.below(ABANDONED);
+        for folder in abandoned.list("").await?.into_iter().filter(|entry| entry.kind == Kind::Dir) {
+            let store = Self { io: abandoned.below(&folder.name), control: self.control.clone(), has_pointers: false };
+            found.push((format!("{ABANDONED}/{}", folder.name), store.list().await?));
+        }
+        Ok(found)
     }
 
     /// Opens a committed checkpoint for reading; with `manifest` it must be exactly that one. Blocks.

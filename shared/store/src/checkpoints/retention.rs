@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use futures::{StreamExt, TryStreamExt, stream};
+
 use super::bucket::is_abandoned_manifest;
 use super::withdraw::Meant;
-use super::{CheckpointStore, Listing, Pointers, Summary};
+use super::{CheckpointStore, LOOKS, Listing, Pointers, Summary};
 use crate::error::Result;
 use crate::export::STAGING as EXPORT_STAGING;
 use crate::fault::FailPoint;
@@ -156,9 +158,8 @@ impl PruneReport {
 impl CheckpointStore {
     /// Removes what retention drops. A checkpoint goes only if it was outside both pointers' targets at two looks (C2). It
     /// loses its name first, so that a half-removed one does not exist, and goes if it is then the one that was looked at.
-    /// What dead generations left goes too: uncommitted
-    /// directories below the newest committed step, which nothing will commit any more, and files in committed ones that no
-    /// manifest names.
+    /// What dead generations left goes too: uncommitted directories below the newest committed step, which nothing will
+    /// commit any more, and files in committed ones that no manifest names.
     ///
     /// # Errors
     /// [`crate::Error::Superseded`] from the fence, [`crate::Error::Io`].
@@ -193,11 +194,7 @@ impl CheckpointStore {
                 report.swept.push(name);
             }
         }
-        let pinned = self.pinned().await?;
-        for committed in listing.committed.iter().filter(|c| !report.removed.contains(&c.name())) {
-            let is_read = pinned.contains(&committed.name());
-            report.strays.extend(self.sweep_strays(fence, &committed.manifest, is_read).await?);
-        }
+        report.strays = self.sweep_strays(fence, &listing, &report.removed).await?;
         Ok(report)
     }
 
@@ -228,15 +225,25 @@ impl CheckpointStore {
         Ok(PrunePlan { verdicts, dead })
     }
 
-    /// Removes from a committed checkpoint what its manifest does not name and a dead generation left: shards of its own or an
-    /// older generation, temporary files, exports that never ended (unless somebody reads the checkpoint, who may be
-    /// exporting it). A holder that looked long ago can harm nothing: what a later commit names carries a later generation.
-    async fn sweep_strays(&self, fence: &dyn Fence, manifest: &Manifest, is_read: bool) -> Result<Vec<String>> {
+    /// Removes from the committed checkpoints that stay what their manifests do not name and a dead generation left: shards
+    /// of their own or an older generation, temporary files, exports that never ended (unless somebody reads the checkpoint,
+    /// who may be exporting it). A holder that looked long ago can harm nothing: what a later commit names carries a later
+    /// generation.
+    async fn sweep_strays(
+        &self,
+        fence: &dyn Fence,
+        listing: &Listing,
+        removed: &[CheckpointName],
+    ) -> Result<Vec<String>> {
+        let pinned = self.pinned().await?;
+        let staying = listing.committed.iter().filter(|committed| !removed.contains(&committed.name()));
+        let looks: Vec<_> = staying.map(|committed| self.find_strays(&committed.manifest, &pinned)).collect();
+        // Each look in a bucket is a request.
+        let found: Vec<Vec<(String, Kind)>> = stream::iter(looks).buffered(LOOKS).try_collect().await?;
         let mut strays = Vec::new();
-        for (key, kind) in self.find_strays(manifest).await? {
+        for (key, kind) in found.into_iter().flatten() {
             fence.pass().await?;
             match kind {
-                Kind::Dir if is_read => continue,
                 Kind::Dir => self.io.remove_tree(&key, FailPoint::PRUNE_STRAY).await?,
                 _ => self.io.remove_file(&key, FailPoint::PRUNE_STRAY).await?,
             };
@@ -245,8 +252,9 @@ impl CheckpointStore {
         Ok(strays)
     }
 
-    async fn find_strays(&self, manifest: &Manifest) -> Result<Vec<(String, Kind)>> {
+    async fn find_strays(&self, manifest: &Manifest, pinned: &BTreeSet<CheckpointName>) -> Result<Vec<(String, Kind)>> {
         let (name, generation) = (manifest.name, manifest.generation);
+        let is_read = pinned.contains(&name);
         let named: BTreeSet<String> = manifest.files.iter().map(|file| file.path.clone()).collect();
         let found = self.io.run(move |files| inside(files, name)).await?;
         // In a bucket the shards of a retired checkpoint stay beside those of the one that took its name.
@@ -258,7 +266,7 @@ impl CheckpointStore {
             let is_old_shard = || written_by(path).is_some_and(|of| of <= generation);
             match kind {
                 Kind::File => !named.contains(path) && (is_temporary(file) || is_old_shard()),
-                Kind::Dir => file.starts_with(EXPORT_STAGING),
+                Kind::Dir => !is_read && file.starts_with(EXPORT_STAGING),
                 Kind::Symlink | Kind::Other => false,
             }
         };

@@ -399,15 +399,6 @@ async fn c9_a_pin_for_good_is_honoured_until_it_is_removed() {
     assert_eq!(store.prune(&Unfenced, &Retention::newest(Some(1), "default")).await.unwrap().removed, [name(19)]);
 }
 
-#[test]
-fn the_blocking_facade_says_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = crate::blocking::CheckpointStore::open(dir.path()).unwrap();
-    assert_eq!(store.list().unwrap(), Listing::default());
-    assert!(matches!(store.resolve(Selector::Latest, &ResolveOptions::default()), Err(ResolveError::Empty { .. })));
-    assert!(matches!(store.read_manifest(name(1)), Err(Error::NotCommitted { .. })));
-}
-
 fn summaries() -> impl Strategy<Value = Vec<Summary>> {
     let loss = prop_oneof![3 => (0u8..6).prop_map(|l| Some(f64::from(l))), 1 => Just(None), 1 => Just(Some(f64::NAN))];
     prop::collection::btree_map(0u64..40, loss, 0..12).prop_map(|map| {

@@ -134,6 +134,18 @@ impl Files {
         either!(self, files => files.list(key))
     }
 
+    /// Makes sure that a name that another host has made in a directory is found: NFS remembers for up to a minute that there
+    /// was none, and asks again when the directory is opened (nfs(5), close-to-open). A bucket and local disks forget nothing.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Key`].
+    pub(crate) fn refresh(&self, key: &str) -> Result<()> {
+        match self {
+            Self::Disk(disk) => disk.open_read(key).map(drop),
+            Self::Objects(_) => Ok(()),
+        }
+    }
+
     /// What a pointer names: the text of a symlink or of a small file or object. `None` if there is neither.
     ///
     /// # Errors

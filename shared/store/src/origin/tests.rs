@@ -23,7 +23,8 @@ async fn run(run_dir: &Path, store: &Path, steps: &[u64], checkpoint: &str) -> C
     std::fs::create_dir_all(run_dir).unwrap();
     let spec = yaml(run_dir, checkpoint);
     std::fs::write(RunDir::new(run_dir).job_spec(), &spec).unwrap();
-    let opened = CheckpointStore::open_with_control(store, RunDir::new(run_dir).control());
+    let opened =
+        CheckpointStore::open_at(&crate::Location::Directory(store.into()), RunDir::new(run_dir).control()).unwrap();
     for step in steps {
         let name = CheckpointName { epoch: 0, step: *step };
         let path = ShardName { section: Section::Model, rank: 0, world_size: 1, generation: 2 }.to_string();

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use hash::{BLOCK_BYTES, FileHasher};
 pub use index::TensorInfo;
 pub use read::{Part, Read, ShardReader};
-pub use write::{ShardWriter, TensorView, Written, write_file};
+pub use write::{ShardWriter, TensorView, Written};
 
 /// The key of the slices in a header's metadata.
 pub(crate) const SLICES: &str = "trainctl.slices";

@@ -66,31 +66,6 @@ pub(super) fn runs(entry: &Entry, region: &Region) -> Result<Vec<Run>, String> {
     if end == wanted { Ok(runs) } else { Err(format!("its pieces end at byte {end} of {wanted}")) }
 }
 
-/// The runs that make up the bytes from `start` to `end` of a tensor's row-major form.
-///
-/// # Errors
-/// As [`runs`].
-pub(super) fn byte_runs(entry: &Entry, start: u64, end: u64) -> Result<Vec<Run>, String> {
-    let whole = &entry.info.shape;
-    let row_bytes = elements(whole.get(1..).unwrap_or_default()) * entry.info.element_bytes();
-    let part = match whole.first() {
-        Some(_) if row_bytes > 0 => Part::Rows(start / row_bytes..end.div_ceil(row_bytes)),
-        _ => Part::Whole,
-    };
-    let region = Region::new(&part, whole).ok_or("the range leaves it")?;
-    let skipped = start - region.offset.first().map_or(0, |row| row * row_bytes);
-    let (from, to) = (skipped, skipped + end - start);
-    let mut found = runs(entry, &region)?;
-    found.retain_mut(|run| {
-        let (first, last) = (run.target.max(from), (run.target + run.bytes).min(to));
-        run.source += first - run.target.min(first);
-        run.target = first;
-        run.bytes = last.saturating_sub(first);
-        run.bytes > 0
-    });
-    Ok(found)
-}
-
 fn piece_runs(piece: &Piece, region: &Region, size: u64, runs: &mut Vec<Run>) {
     let axes = piece.shape.len();
     let mut first = Vec::with_capacity(axes);

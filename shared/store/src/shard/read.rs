@@ -13,7 +13,7 @@ use super::fetch::read_block;
 use super::hash::{Proof, check_record};
 use super::index::{Index, TensorInfo, section_of};
 use super::plan::{self, Region, Segment};
-use super::{BLOCK_BYTES, describe, workers};
+use super::{describe, workers};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
 use crate::io::{Disk, FileReader, Files};
@@ -61,8 +61,6 @@ pub struct ShardReader {
     hash: String,
     index: Index,
     threads: NonZeroUsize,
-    /// File, block and its proved bytes, for [`ShardReader::read_tensor_range`].
-    kept: Option<((usize, u64), Vec<u8>)>,
 }
 
 /// What a reading thread keeps.
@@ -104,8 +102,7 @@ impl ShardReader {
             let damaged = |reason| Error::Damaged { path: files.root().join(name.key(MANIFEST)), reason };
             check_record(manifest.format, file).map_err(damaged)?;
         }
-        let mut reader =
-            Self { manifest, hash, index: Index::default(), threads: workers::readers(&files), kept: None, files };
+        let mut reader = Self { manifest, hash, index: Index::default(), threads: workers::readers(&files), files };
         reader.index = reader.read_index()?;
         reader.index.check()?;
         Ok(reader)
@@ -194,26 +191,6 @@ impl ShardReader {
     /// As there.
     pub fn read_tensor(&self, name: &str, out: &mut [u8]) -> Result<()> {
         self.read_into([Read { name, part: Part::Whole, out }])
-    }
-
-    /// Fills `out` with the bytes of a tensor from byte `start` of its row-major form on: tensors of any size in a buffer
-    /// of one size. For successive ranges, on the caller's thread; the block at a range's end is kept for the next one.
-    ///
-    /// # Errors
-    /// As [`ShardReader::read_into`].
-    pub fn read_tensor_range(&mut self, name: &str, start: u64, out: &mut [u8]) -> Result<()> {
-        let fault = |reason: String| Error::Tensor { name: name.to_owned(), reason };
-        let entry = self.index.tensors.get(name).ok_or_else(|| fault("is not in this checkpoint".to_owned()))?;
-        let bytes = entry.info.bytes();
-        let end = start.checked_add(out.len() as u64).filter(|end| *end <= bytes);
-        let end = end.ok_or_else(|| fault(format!("has {bytes} bytes, so none at {start} + {}", out.len())))?;
-        let mut segments = Vec::new();
-        let runs = plan::byte_runs(entry, start, end).map_err(fault)?;
-        plan::segments(&runs, out, &mut segments);
-        for job in plan::jobs(segments) {
-            self.fetch_kept(job)?;
-        }
-        Ok(())
     }
 
     /// What rank 0 keeps for a resume besides tensors; `None` in a checkpoint of weights alone.
@@ -320,28 +297,6 @@ impl ShardReader {
         let mut header = vec![0; length as usize];
         self.fetch(vec![Segment { file, start: 8, out: &mut header }])?;
         Ok(header)
-    }
-
-    /// As [`ShardReader::fetch`], by way of a block that is kept if not all of it is wanted.
-    fn fetch_kept(&mut self, mut job: plan::Job<'_>) -> Result<()> {
-        let start = job.block * BLOCK_BYTES as u64;
-        let size = (self.manifest.files[job.file].size - start).min(BLOCK_BYTES as u64) as usize;
-        if let [(0, out)] = job.wanted.as_mut_slice()
-            && out.len() == size
-        {
-            return self.fetch(vec![Segment { file: job.file, start, out }]);
-        }
-        let (mut place, mut bytes) = self.kept.take().unwrap_or_default();
-        if place != (job.file, job.block) || bytes.len() != size {
-            bytes.resize(size, 0);
-            self.fetch(vec![Segment { file: job.file, start, out: &mut bytes }])?;
-            place = (job.file, job.block);
-        }
-        for (at, out) in job.wanted {
-            out.copy_from_slice(&bytes[at..at + out.len()]);
-        }
-        self.kept = Some((place, bytes));
-        Ok(())
     }
 
     /// Reads by whole blocks, each of which must be the one that the manifest says.

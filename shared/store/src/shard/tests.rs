@@ -214,7 +214,6 @@ proptest! {
     #[test]
     fn any_cut_reads_back_as_the_whole(
         shape in prop::array::uniform3(1u64..5), cut_first in 0u64..5, cut_last in 0u64..5, seed in any::<u8>(),
-        step in 1usize..64,
     ) {
         let dir = tempfile::tempdir().unwrap();
         let name = CheckpointName { epoch: 0, step: 3 };
@@ -239,16 +238,10 @@ proptest! {
             files.push(writer.write_safetensors(&shard(rank as u32, 4), &[tensor], &[]).unwrap());
         }
         commit(dir.path(), 3, files);
-        let mut reader = ShardReader::open(dir.path(), name, None).unwrap();
+        let reader = ShardReader::open(dir.path(), name, None).unwrap();
         let mut out = vec![0; whole.len()];
         reader.read_tensor("model/w", &mut out).unwrap();
         prop_assert_eq!(&out, &whole);
-        out.fill(0);
-        for (index, part) in out.chunks_mut(step).enumerate() {
-            reader.read_tensor_range("model/w", (index * step) as u64, part).unwrap();
-        }
-        prop_assert_eq!(&out, &whole, "in ranges of {} bytes", step);
-        prop_assert!(reader.read_tensor_range("model/w", whole.len() as u64, &mut [0]).is_err());
         let (from, to) = (cut_last.min(x), cut_first.min(x).max(cut_last.min(x)));
         let mut rows = vec![0; ((to - from) * y * z * 4) as usize];
         let corner = [a.min(x - 1), 0, c.min(z - 1)];

@@ -172,17 +172,6 @@ impl ShardWriter {
     }
 }
 
-/// Writes a safetensors file that is no part of a checkpoint, durably: an export.
-///
-/// # Errors
-/// [`Error::Tensor`], [`Error::Io`].
-pub fn write_file(root: impl Into<PathBuf>, key: &str, tensors: &[TensorView<'_>]) -> Result<ShardFile> {
-    let (header, order) = header(tensors, &[])?;
-    let writer = Files::from(Disk::new(root)).writer(key, FailPoint::SHARD_WRITE)?;
-    let threads = workers::all_cores();
-    Ok(write_tensors(writer, key, &header, tensors, &order, false, threads)?.file)
-}
-
 fn write_tensors(
     writer: FileWriter,
     path: &str,

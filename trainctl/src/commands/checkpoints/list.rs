@@ -10,12 +10,12 @@ use trainctl_store::checkpoints::{Committed, Listing, Pin};
 use trainctl_store::layout::WEIGHTS;
 use trainctl_store::manifest::ForkParent;
 
-use super::{Pointers, listing, pins};
+use super::{Pointers, failure, listing, pins};
 use crate::exit::{Exit, Outcome};
 use crate::output::{OutputArgs, json, line, note, people, size, table};
 use crate::run_place::RunPlace;
 
-/// List committed checkpoints, weights, pointers, pins, and what is no checkpoint
+/// List committed checkpoints, weights, pointers, pins, and what is no checkpoint (any more)
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  trainctl checkpoints list runs/gpt2-124m --output json")]
 pub(super) struct List {
@@ -49,6 +49,11 @@ impl List {
         let pointers = Pointers::read(&place.full).await?;
         let mut all = lines(&listing(&place.full).await?, &pointers, &pins, SaveKind::Full);
         all.extend(lines(&listing(&place.store(true)).await?, &Pointers::none(), &pins, SaveKind::Weights));
+        for (store, prefix) in [(place.full.clone(), String::new()), (place.store(true), format!("{WEIGHTS}/"))] {
+            for (folder, listing) in store.set_aside().await.map_err(failure)? {
+                all.extend(abandoned(&format!("{prefix}{folder}"), &listing));
+            }
+        }
         if self.output.is_json() {
             json(&all)?;
             return Ok(Exit::Ok);
@@ -131,6 +136,21 @@ fn shown(name: CheckpointName, kind: SaveKind) -> String {
     }
 }
 
+/// State of what a rollback left behind; trainctl never deletes it.
+const SET_ASIDE: &str = "set aside";
+const BY_ROLLBACK: &str = "by a start from an earlier step; free to remove";
+
+/// Lines of what a generation set aside in its folder.
+fn abandoned(folder: &str, listing: &Listing) -> Vec<Line> {
+    let mut lines = lines(listing, &Pointers::none(), &[], SaveKind::Full);
+    for line in &mut lines {
+        line.name = format!("{folder}/{}", line.name);
+        line.state = SET_ASIDE;
+        line.fault.get_or_insert_with(|| BY_ROLLBACK.to_owned());
+    }
+    lines
+}
+
 /// One store's lines in step order.
 fn lines(listing: &Listing, pointers: &Pointers, pins: &[Pin], kind: SaveKind) -> Vec<Line> {
     let committed = listing.committed.iter().map(|committed| (committed.name(), Line::committed(committed, kind)));
@@ -142,7 +162,9 @@ fn lines(listing: &Listing, pointers: &Pointers, pins: &[Pin], kind: SaveKind) -
         .uncommitted
         .iter()
         .map(|name| (*name, Line::broken(*name, kind, "uncommitted", "no valid manifest".to_owned())));
-    let mut lines: Vec<(CheckpointName, Line)> = committed.chain(damaged).chain(uncommitted).collect();
+    let retired =
+        listing.retired.iter().map(|name| (*name, Line::broken(*name, kind, SET_ASIDE, BY_ROLLBACK.to_owned())));
+    let mut lines: Vec<(CheckpointName, Line)> = committed.chain(damaged).chain(uncommitted).chain(retired).collect();
     lines.sort_by_key(|(name, _)| *name);
     let marked = |(name, mut line): (CheckpointName, Line)| {
         line.pointers = pointers.naming(&name.to_string());

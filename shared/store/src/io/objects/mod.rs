@@ -13,35 +13,29 @@
 mod connect;
 mod fault;
 mod profile;
+mod read;
+mod requests;
 mod runtime;
 mod upload;
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
+use object_store::PutMode;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
 pub(crate) use upload::NOTE_SUFFIX as UPLOAD_NOTE;
 pub use upload::{ObjectReader, ObjectWriter};
 
-use super::disk::{Created, Entry, Kind, MAX_POINTER_FILE};
+use super::disk::Created;
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults, Stage};
 use crate::location::BucketUrl;
 use connect::Client;
 use fault::explain;
-
-/// How often a body that ended too early, or a conditional put whose answer was lost, is tried.
-const TRIES: u32 = 4;
-
-/// No further try after so long.
-const LONG: Duration = Duration::from_secs(20);
+use requests::{Put, absent_is_none, get, put};
 
 /// Keys with which servers are asked whether they honour conditions.
 const PROBE_PREFIX: &str = ".trainctl-probe-";
@@ -61,12 +55,6 @@ impl fmt::Debug for Objects {
         // The client's own form has credentials in it.
         f.debug_tuple("Objects").field(&self.root).finish()
     }
-}
-
-/// What a put under a condition came to.
-enum Put {
-    Done,
-    Refused,
 }
 
 impl Objects {
@@ -115,96 +103,6 @@ impl Objects {
             return Err(outside());
         }
         Key::parse(whole).map_err(|_| outside())
-    }
-
-    /// The whole object, or `None` if there is none.
-    ///
-    /// # Errors
-    /// [`Error::Object`], [`Error::Key`].
-    pub fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        let (client, path) = (Arc::clone(&self.client), self.key(key)?);
-        let found = runtime::wait(async move { absent_is_none(get(&client, &path).await) })?;
-        Ok(self.answer("read", key, found)?.map(|(bytes, _)| bytes))
-    }
-
-    /// Fills `buffer` from `offset`; a shorter object is [`Error::Damaged`].
-    ///
-    /// # Errors
-    /// [`Error::Object`], [`Error::Key`], [`Error::Damaged`].
-    pub fn read_range(&self, key: &str, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        self.reader(key)?.read_at(offset, buffer)
-    }
-
-    /// Opens an object for reads at any place. Nothing is asked before the first read.
-    ///
-    /// # Errors
-    /// [`Error::Key`].
-    pub fn reader(&self, key: &str) -> Result<ObjectReader> {
-        Ok(ObjectReader { client: Arc::clone(&self.client), key: self.key(key)?, url: self.path(key)? })
-    }
-
-    /// Bytes of an object, or `None` if there is none.
-    ///
-    /// # Errors
-    /// [`Error::Object`], [`Error::Key`].
-    pub fn size(&self, key: &str) -> Result<Option<u64>> {
-        let (client, path) = (Arc::clone(&self.client), self.key(key)?);
-        let found = runtime::wait(async move { absent_is_none(client.store.head(&path).await) })?;
-        Ok(self.answer("look at", key, found)?.map(|meta| meta.size))
-    }
-
-    /// What lies under a key, sorted by name: objects, and the next parts of longer keys as directories.
-    ///
-    /// # Errors
-    /// [`Error::Object`], [`Error::Key`].
-    pub fn list(&self, key: &str) -> Result<Vec<Entry>> {
-        let (client, path) = (Arc::clone(&self.client), self.key(key)?);
-        let found = runtime::wait(async move { client.store.list_with_delimiter(Some(&path)).await })?;
-        let found = self.answer("list", key, found)?;
-        let name = |path: &Key| path.filename().map(str::to_owned);
-        let folders = found.common_prefixes.iter().filter_map(name).map(|name| Entry { name, kind: Kind::Dir });
-        let objects = found.objects.iter().filter_map(|meta| name(&meta.location));
-        let mut entries: Vec<_> = folders.chain(objects.map(|name| Entry { name, kind: Kind::File })).collect();
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(entries)
-    }
-
-    /// Every object below a key, however deep: its key relative to that, and its size.
-    ///
-    /// # Errors
-    /// [`Error::Object`], [`Error::Key`].
-    pub fn walk(&self, key: &str) -> Result<BTreeMap<String, u64>> {
-        let (client, path) = (Arc::clone(&self.client), self.key(key)?);
-        let below = path.clone();
-        let listed = runtime::wait(async move { client.store.list(Some(&path)).try_collect::<Vec<_>>().await })?;
-        let listed = self.answer("list", key, listed)?;
-        let relative =
-            |found: &Key| Some(found.prefix_match(&below)?.map(|p| p.as_ref().to_owned()).collect::<Vec<_>>());
-        let named = listed.iter().filter_map(|meta| Some((relative(&meta.location)?.join("/"), meta.size)));
-        Ok(named.collect())
-    }
-
-    /// The text of a small object, without the line's end: what a pointer names.
-    ///
-    /// # Errors
-    /// [`Error::Object`], [`Error::Key`].
-    pub fn read_link(&self, key: &str) -> Result<Option<String>> {
-        Ok(self.read_pointer(key)?.0)
-    }
-
-    /// A pointer's text and the version that was read; both `None` without an object.
-    fn read_pointer(&self, key: &str) -> Result<(Option<String>, Option<UpdateVersion>)> {
-        let (client, path) = (Arc::clone(&self.client), self.key(key)?);
-        let found = runtime::wait(async move {
-            let Some(found) = absent_is_none(client.store.get(&path).await)? else { return Ok(None) };
-            let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
-            let small = found.meta.size <= MAX_POINTER_FILE;
-            let text = if small { Some(found.bytes().await?) } else { None };
-            Ok(Some((text, version)))
-        })?;
-        let Some((text, version)) = self.answer("read", key, found)? else { return Ok((None, None)) };
-        let text = text.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
-        Ok((text, Some(version)))
     }
 
     /// Makes an object with these bytes unless the key is taken (C2).
@@ -445,86 +343,5 @@ impl Objects {
     /// Passes a request that changes the bucket: they are counted as system calls are on a directory.
     fn count(&self, key: &str) -> Result<()> {
         self.faults.call().map_err(|e| Error::io("write", self.root.join(key), e))
-    }
-}
-
-/// Runs a request again while `retry` says so, with a growing pause. The client retries what the server refuses; this is for
-/// what it cannot know.
-async fn again<T, F, W>(mut work: W, retry: impl Fn(&object_store::Error) -> bool) -> object_store::Result<T>
-where
-    F: Future<Output = object_store::Result<T>>,
-    W: FnMut() -> F,
-{
-    let mut pause = Duration::from_millis(100);
-    let started = tokio::time::Instant::now();
-    for _ in 1..TRIES {
-        match work().await {
-            // A failure that took long was tried often already, by the client.
-            Err(error) if retry(&error) && started.elapsed() < LONG => {
-                tracing::debug!(error = %explain(&error), "a request to the object store is tried again");
-                tokio::time::sleep(pause).await;
-                pause *= 3;
-            }
-            other => return other,
-        }
-    }
-    work().await
-}
-
-/// A failure that says nothing about the object: the connection, or an answer that ended too early.
-fn is_transport(error: &object_store::Error) -> bool {
-    matches!(error, object_store::Error::Generic { .. })
-}
-
-async fn get(client: &Client, key: &Key) -> object_store::Result<(Vec<u8>, UpdateVersion)> {
-    let whole = || async {
-        let found = client.store.get_opts(key, GetOptions::default()).await?;
-        let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
-        let size = found.meta.size;
-        let bytes = found.bytes().await?;
-        if bytes.len() as u64 != size {
-            return Err(cut_off(bytes.len() as u64, size));
-        }
-        Ok((bytes.to_vec(), version))
-    };
-    again(whole, is_transport).await
-}
-
-fn cut_off(got: u64, size: u64) -> object_store::Error {
-    object_store::Error::Generic {
-        store: "store",
-        source: format!("the answer ended after {got} of {size} bytes").into(),
-    }
-}
-
-async fn put(client: &Client, key: &Key, bytes: bytes::Bytes, mode: PutMode) -> object_store::Result<Put> {
-    use object_store::Error as E;
-    let condition = !matches!(mode, PutMode::Overwrite);
-    let try_once = || async {
-        let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
-        match client.store.put_opts(key, PutPayload::from_bytes(bytes.clone()), options).await {
-            Ok(_) => Ok(Put::Done),
-            Err(error) if !condition => Err(error),
-            // 409 says that two conditional puts of one key met; one of them was carried out.
-            Err(error @ (E::AlreadyExists { .. } | E::Precondition { .. } | E::Generic { .. })) => {
-                match absent_is_none(get(client, key).await)? {
-                    Some((found, _)) if found == bytes => Ok(Put::Done),
-                    _ if is_transport(&error) => Err(error),
-                    Some(_) => Ok(Put::Refused),
-                    None if matches!(mode, PutMode::Update(_)) => Ok(Put::Refused),
-                    None => Err(error),
-                }
-            }
-            Err(error) => Err(error),
-        }
-    };
-    again(try_once, |error| is_transport(error) || matches!(error, E::AlreadyExists { .. })).await
-}
-
-fn absent_is_none<T>(result: object_store::Result<T>) -> object_store::Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(object_store::Error::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error),
     }
 }

@@ -14,10 +14,11 @@ use object_store::path::Path as Key;
 use object_store::{MultipartId, ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 
+use super::Objects;
 use super::connect::Client;
 use super::fault::explain;
+use super::requests::{absent_is_none, again, cut_off, is_transport};
 use super::runtime::{self, Pending};
-use super::{Objects, absent_is_none, again, cut_off, is_transport};
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Stage};
 
