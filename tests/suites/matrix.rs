@@ -152,7 +152,8 @@ fn freeze_for_a_while(scratch: &Scratch, trainctl: &mut Process) {
     }
 }
 
-/// A coordinator that was killed while it said that it leaves has left a temporary file, which the next one removes.
+/// A coordinator that was killed while it said that it leaves, or could not remove a temporary file, has left one, which the
+/// next one removes.
 fn hold_once_more(scratch: &Scratch, run: &Run) {
     let mut command = scratch.command("trainctl-coordinator");
     command.arg("--state-dir").arg(run.dir().join("control"));
@@ -186,7 +187,8 @@ fn carry_out(case: &Case, number: usize) -> bool {
     assert_same_rows(&run, &want, job.steps);
     assert_eq!(run.latest().state_hash, want.latest().state_hash);
     scratch.trainctl(["checkpoints", "verify", job.run_dir.to_str().unwrap()]).wait().expect_code(0);
-    if run.left_behind().iter().any(|path| path.contains("/control/.tmp-holder.json-")) {
+    let is_temporary = |path: &String| path.contains("/control/") && path.contains("/.tmp-");
+    if run.left_behind().iter().any(is_temporary) {
         hold_once_more(&scratch, &run);
     }
     let left = run.left_behind();
