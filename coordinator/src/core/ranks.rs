@@ -474,7 +474,8 @@ impl Core {
         out.push(Effect::Rendezvous { job: id.clone(), generation, change });
         match self.jobs.get(id).map(|job| job.record.phase.clone()) {
             Some(JobPhase::Stopping { why: StopReason::Restart { cause }, .. }) => {
-                let (cause, step) = if cause.is_charged() { decide_verdict(&endings) } else { (cause, None) };
+                let by_ranks = cause.is_charged() || cause.is_store_away();
+                let (cause, step) = if by_ranks { decide_verdict(&endings) } else { (cause, None) };
                 self.restart_or_fail(id, cause, step, at, out);
             }
             Some(JobPhase::Stopping { .. }) => self.apply(id, JobEvent::Stopped(generation), at, out),

@@ -266,17 +266,7 @@ impl Core {
         let named = [("LATEST", &latest), ("LOWEST_VAL", &lowest_val)];
         let moved = named.into_iter().filter(|(_, to)| kind == SaveKind::Full && **to == info.checkpoint);
         let moved = moved.map(|(pointer, _)| pointer.to_owned()).collect();
-        for (pointer, from, to) in info.moves {
-            let entry = Entry::new("pointer_moved").step(step).with("pointer", pointer.into());
-            self.event_row(id, entry.with("from", from.into()).with("to", to.into()), at, out);
-        }
-        for name in info.pruned {
-            let entry = Entry::new("checkpoint_pruned").with("save", name_of(kind).into());
-            self.event_row(id, entry.with("checkpoint", name.into()), at, out);
-        }
-        for key in info.swept {
-            self.event_row(id, Entry::new("orphan_removed").with("path", key.into()), at, out);
-        }
+        self.changed(id, kind, info.changes, Some(step), at, out);
         self.after_commit(id, kind, &info.checkpoint, moved, out);
         self.publish(id, out);
     }

@@ -336,9 +336,10 @@ fn on_commit_is_told_the_pointers_that_name_its_checkpoint_and_no_others() {
     let info = CommitInfo {
         checkpoint: "epoch_0_step_9".to_owned(),
         state_hash: "h".to_owned(),
-        moves: vec![("LOWEST_VAL".to_owned(), "epoch_0_step_5".to_owned(), "epoch_0_step_3".to_owned())],
-        pruned: Vec::new(),
-        swept: Vec::new(),
+        changes: Changes {
+            moves: vec![("LOWEST_VAL".to_owned(), "epoch_0_step_5".to_owned(), "epoch_0_step_3".to_owned())],
+            ..Changes::default()
+        },
         pointers: ("epoch_0_step_9".to_owned(), "epoch_0_step_3".to_owned()),
         bytes: 1000,
         commit_seconds: 0.5,
@@ -375,4 +376,32 @@ fn what_a_formation_retires_is_in_the_events() {
     world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Box::new(Ok(prepared)))) });
     let events = world.events("checkpoint_retired");
     assert_eq!((events.len(), &events[0]["checkpoint"]), (1, &"epoch_0_step_19".into()));
+}
+
+#[test]
+fn what_a_takeover_mended_is_told_and_moves_what_status_shows() {
+    let mut world = World::running();
+    let name = |step| CheckpointName { epoch: 0, step };
+    let changes = Changes {
+        retired: vec![name(29)],
+        restored: vec![name(19)],
+        moves: vec![("LATEST".to_owned(), "epoch_0_step_29".to_owned(), "epoch_0_step_19".to_owned())],
+        pruned: vec!["epoch_0_step_4".to_owned()],
+        swept: vec!["epoch_0_step_6".to_owned()],
+    };
+    let pointers = ("epoch_0_step_19".to_owned(), String::new());
+    let mended = Mended { changes: vec![(SaveKind::Full, changes)], pointers };
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Mended(Box::new(mended))) });
+    let told = [
+        ("checkpoint_retired", "checkpoint", "epoch_0_step_29"),
+        ("checkpoint_restored", "checkpoint", "epoch_0_step_19"),
+        ("pointer_moved", "to", "epoch_0_step_19"),
+        ("checkpoint_pruned", "checkpoint", "epoch_0_step_4"),
+        ("orphan_removed", "path", "epoch_0_step_6"),
+    ];
+    for (kind, key, value) in told {
+        let events = world.events(kind);
+        assert_eq!(events.last().map(|event| event[key].clone()), Some(value.into()), "{kind}");
+    }
+    assert_eq!(world.core.status(&job()).map(|status| status.latest), Some("epoch_0_step_19".to_owned()));
 }

@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults, Stage};
 use crate::location::BucketUrl;
 use connect::Client;
-use fault::explain;
+use fault::{explain, failed};
 
 /// How often a body that ended too early, or a conditional put whose answer was lost, is tried.
 const TRIES: u32 = 4;
@@ -428,7 +428,7 @@ impl Objects {
 
     fn answer<T>(&self, action: &'static str, key: &str, result: object_store::Result<T>) -> Result<T> {
         result.map_err(|error| match self.path(key) {
-            Ok(url) => Error::object(action, url.display(), explain(&error)),
+            Ok(url) => failed(action, url.display(), &error),
             Err(error) => error,
         })
     }

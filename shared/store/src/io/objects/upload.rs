@@ -15,7 +15,7 @@ use object_store::{MultipartId, ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 
 use super::connect::Client;
-use super::fault::explain;
+use super::fault::{explain, failed};
 use super::runtime::{self, Pending};
 use super::{Objects, absent_is_none, again, cut_off, is_transport};
 use crate::error::{Error, Result};
@@ -260,7 +260,7 @@ impl ObjectReader {
                 Ok(())
             }
             Ok(Err(reason)) => Err(Error::Damaged { path: self.url.clone(), reason }),
-            Err(error) => Err(Error::object("read", self.url.display(), explain(&error))),
+            Err(error) => Err(failed("read", self.url.display(), &error)),
         }
     }
 }
