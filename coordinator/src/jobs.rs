@@ -1,26 +1,24 @@
 //! The service that people's commands call.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tracing::{info, warn};
 use trainctl_proto::v1;
 use trainctl_runtime::auth;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
-use trainctl_spec::resume;
 use trainctl_spec::{JobId, JobSpec};
-use trainctl_store::checkpoints::{ResolveOptions, Selector};
-use trainctl_store::io::Io;
+use trainctl_store::admission::{self, Admission, Asked, Refusal};
 use trainctl_store::layout::CheckpointName;
-use trainctl_store::origin::{Origin, Parent, Wanted, decide_wanted};
 use trainctl_store::{CheckpointStore, RunDir, Tenure, write_job_spec};
 
 use crate::core::Event;
-use crate::decide::admission::{Admission, Asked, Begins, Found, decide_admission};
 use crate::exports::ExportTask;
 use crate::hooks::{HookRequest, HookTask};
 use crate::owner::{Gone, Handle, RunPorts};
@@ -29,12 +27,16 @@ use crate::run_io::{IoRequest, RunTask};
 use crate::runs::Runs;
 use crate::{exports, follow, refusal};
 
+/// How long a submission waits for the last writes of the job before. A disk that hangs may hold them up.
+const RELEASE_LIMIT: Duration = Duration::from_secs(30);
+
 /// Messages of one answer stream that may wait.
 const STREAM: usize = 64;
 
 const RUN: TaskKind = TaskKind { name: "run directory", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
 const HOOKS: TaskKind = TaskKind { name: "commands", on_cancel: OnCancel::Finish, on_error: OnError::Log };
-const EXPORTS: TaskKind = TaskKind { name: "exports", on_cancel: OnCancel::Abort, on_error: OnError::Log };
+// Its queue closes when the owner leaves.
+const EXPORTS: TaskKind = TaskKind { name: "exports", on_cancel: OnCancel::Finish, on_error: OnError::Log };
 const FOLLOW: TaskKind = TaskKind { name: "answer stream", on_cancel: OnCancel::Abort, on_error: OnError::Log };
 
 /// `Jobs`.
@@ -75,6 +77,35 @@ impl Watches {
 
     fn get(&self, job: &JobId) -> Option<Watched> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(job).cloned()
+    }
+
+    /// Jobs whose tasks may still change this run directory. All jobs of a directory have one tenure, so no fence stands between
+    /// the tasks of two of them.
+    fn unreleased(&self, run_dir: &Path) -> Vec<JobId> {
+        let run_dir = real(run_dir);
+        let all = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let holds =
+            |watched: &Watched| watched.changed.has_changed().is_ok() && real(watched.run_dir.root()) == run_dir;
+        all.iter().filter(|(_, watched)| holds(watched)).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Waits, not without end, until the tasks of jobs that are over have let go of this run directory.
+    async fn wait_for_release(&self, run_dir: &Path, limit: Duration) {
+        let released = async {
+            for id in self.unreleased(run_dir) {
+                let Some(Watched { mut changed, status, .. }) = self.get(&id) else { continue };
+                // A job that is not over is refused, not waited for.
+                let is_over = |job: &v1::Job| job.finished_at_ms.is_some() && job.commands.is_empty();
+                if !is_over(&status.borrow()) {
+                    continue;
+                }
+                info!(job = %id, run_dir = %run_dir.display(), "a submission waits until it has let go of the directory");
+                while changed.changed().await.is_ok() {}
+            }
+        };
+        if tokio::time::timeout(limit, released).await.is_err() {
+            warn!(run_dir = %run_dir.display(), "a job that is over still holds the directory");
+        }
     }
 }
 
@@ -117,11 +148,9 @@ pub fn start(Waiting { run, hooks, exports, owner }: Waiting, shutdown: &Shutdow
 }
 
 /// How the owner shows a job that is over: nothing is changed in its run directory, so nothing of it is held.
-#[expect(clippy::disallowed_methods, reason = "bounded by what workers have in flight: RunPorts::io says why")]
 pub fn watch_only(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> RunPorts {
-    let (io, _) = mpsc::unbounded_channel();
     let (status, _) = watch_job(watches, record, spec);
-    RunPorts { io, status, hooks: None, exports: None }
+    RunPorts { io: None, status, hooks: None, exports: None }
 }
 
 fn watch_job(watches: &Watches, record: &JobRecord, spec: &JobSpec) -> (watch::Sender<v1::Job>, watch::Sender<u64>) {
@@ -164,7 +193,7 @@ pub fn run_task(
     };
     let waiting =
         Waiting { run: (task, requests), hooks: hook_requests, exports: export_requests, owner: owner.clone() };
-    (RunPorts { io, status, hooks, exports }, waiting)
+    (RunPorts { io: Some(io), status, hooks, exports }, waiting)
 }
 
 /// A task that has not started, with its requests.
@@ -207,57 +236,11 @@ impl JobsService {
         status.ok_or_else(|| Status::not_found("the job is gone"))
     }
 
-    /// What the run directory holds, for the decision.
-    async fn found(&self, spec: &JobSpec, stop_at: u64) -> Result<Found, Status> {
-        let store = CheckpointStore::of_job(spec).map_err(unusable)?;
-        let listing = store.list().await.map_err(internal)?;
-        // Two spellings of one directory (a symlink, a `..`) are one directory.
-        let real = |dir: &Path| std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
-        let run_dir = real(&spec.run_dir);
+    /// A job that holds this run directory: one that is not over, or whose commands are not.
+    async fn live_job(&self, run_dir: &Path) -> Result<Option<JobId>, Status> {
+        let run_dir = real(run_dir);
         let live = self.owner.look(|core| core.live_jobs()).await.map_err(unavailable)?;
-        let live_job = live.into_iter().find(|(_, dir)| real(dir) == run_dir).map(|(id, _)| id);
-        let mut forbidden = Vec::new();
-        if let Some(newest) = listing.committed.last() {
-            let text = store.read_config(newest.name()).await.map_err(internal)?;
-            let old = JobSpec::from_yaml(&text).map_err(|faults| Status::failed_precondition(faults.to_string()))?;
-            let differences = resume::differences(&old, spec).map_err(internal)?;
-            forbidden = resume::forbidden(&differences).iter().map(ToString::to_string).collect();
-        }
-        let mut entries = std::fs::read_dir(&spec.run_dir).into_iter().flatten().flatten();
-        // `trainctl run` keeps daemon logs and control files there before it submits.
-        let not_empty = entries.any(|entry| !matches!(entry.file_name().to_str(), Some("control" | "logs")));
-        let latest = listing.committed.last().map(|newest| newest.name().to_string());
-        let begins = if listing.committed.is_empty() { begins(spec, stop_at).await.map_err(internal)? } else { None };
-        Ok(Found {
-            not_empty,
-            commits: listing.committed.iter().map(|c| (c.manifest.step, c.name().to_string())).collect(),
-            latest,
-            uncommitted: listing.not_committed(),
-            live_job: live_job.map(|id| id.0),
-            forbidden,
-            begins,
-        })
-    }
-
-    /// A start that was asked for by name must exist before anything is queued.
-    async fn check_start(
-        &self,
-        spec: &JobSpec,
-        from: String,
-        allow_older: bool,
-    ) -> Result<(String, Vec<String>), Status> {
-        if from.is_empty() {
-            return Ok((from, Vec::new()));
-        }
-        let selector: Selector = from.parse().map_err(|e| Status::invalid_argument(format!("--from {from}: {e}")))?;
-        let options =
-            ResolveOptions { best_metric_key: spec.best_metric_key(), allow_older, ..ResolveOptions::default() };
-        let store = CheckpointStore::of_job(spec).map_err(unusable)?;
-        let resolved = store.resolve(selector, &options).await;
-        let resolved = resolved.map_err(|error| Status::failed_precondition(error.to_string()))?;
-        // An older one than asked for is what the formation must find too.
-        let from = if allow_older { resolved.checkpoint.name().to_string() } else { from };
-        Ok((from, resolved.notes.iter().map(ToString::to_string).collect()))
+        Ok(live.into_iter().find(|(_, dir)| real(dir) == run_dir).map(|(id, _)| id))
     }
 
     async fn admit(&self, asked: v1::SubmitRequest, spec: JobSpec, from: String) -> Result<JobId, Status> {
@@ -301,6 +284,7 @@ impl v1::jobs_server::Jobs for JobsService {
         if asked.request_id.is_empty() {
             return Err(Status::invalid_argument("request_id must not be empty"));
         }
+        self.watches.wait_for_release(&spec.run_dir, RELEASE_LIMIT).await;
         let _one_at_a_time = self.submitting.lock().await;
         let request_id = asked.request_id.clone();
         let before = self.owner.look(move |core| core.submitted_as(&request_id).cloned()).await.map_err(unavailable)?;
@@ -309,27 +293,39 @@ impl v1::jobs_server::Jobs for JobsService {
             let message = "was submitted before".to_owned();
             return Ok(Response::new(v1::SubmitResponse { job, message, already_finished: false }));
         }
-        let stop_at = asked.until_step.unwrap_or(u64::MAX).min(spec.step_scheduler.max_steps);
-        let found = self.found(&spec, stop_at).await?;
-        let question = Asked { from: asked.from.clone(), fresh: asked.fresh, stop_at };
-        match decide_admission(&found, &question) {
-            Admission::Refuse(refusal) => Err(refusal::not_admitted(&refusal, &spec.run_dir.display().to_string())),
-            Admission::AlreadyFinished { steps_done, latest } => {
-                let steps = crate::decide::admission::people(steps_done);
-                let message = format!("the run has finished: {steps} steps are done, LATEST is {latest}");
+        let run_dir = spec.run_dir.display().to_string();
+        if let Some(job) = self.live_job(&spec.run_dir).await? {
+            return Err(refusal::not_admitted(&Refusal::LiveJob(job.0), &run_dir));
+        }
+        if let Some(job) = self.watches.unreleased(&spec.run_dir).first() {
+            return Err(Status::unavailable(format!(
+                "{run_dir}: {job} is over, but not all that it wrote is durable yet"
+            )));
+        }
+        let question = Asked {
+            from: asked.from.clone(),
+            until_step: asked.until_step,
+            fresh: asked.fresh,
+            allow_older: asked.allow_older,
+        };
+        let looked = admission::look(&spec, &question).await.map_err(|error| refusal::not_looked(&error))?;
+        match admission::decide(&looked.found, &question, &spec) {
+            Admission::Refuse(refusal) => Err(refusal::not_admitted(&refusal, &run_dir)),
+            Admission::AlreadyFinished(finished) => {
                 let job = v1::Job {
                     name: spec.name.clone(),
-                    run_dir: spec.run_dir.display().to_string(),
+                    run_dir,
                     phase: v1::JobPhase::Succeeded as i32,
-                    steps_done,
+                    steps_done: finished.steps_done,
                     max_steps: spec.step_scheduler.max_steps,
-                    latest,
+                    latest: finished.latest.to_string(),
                     ..v1::Job::default()
                 };
+                let message = finished.to_string();
                 Ok(Response::new(v1::SubmitResponse { job: Some(job), message, already_finished: true }))
             }
             Admission::Admit { from, reason } => {
-                let (from, mut notes) = self.check_start(&spec, from, asked.allow_older).await?;
+                let mut notes = looked.notes;
                 notes.extend(exports::note(&spec).map(str::to_owned));
                 let id = self.admit(asked, spec, from).await?;
                 let message = notes.into_iter().chain([reason.to_string()]).collect::<Vec<_>>().join("; ");
@@ -382,22 +378,9 @@ impl v1::jobs_server::Jobs for JobsService {
     }
 }
 
-/// The checkpoint of another run that a run without commits begins with, and whether it may.
-async fn begins(spec: &JobSpec, stop_at: u64) -> Result<Option<Begins>, trainctl_store::Error> {
-    let stored = Origin::read(&Io::new(RunDir::new(&spec.run_dir).control())).await?;
-    let (parent, keep, found) = match decide_wanted(spec, stored) {
-        Wanted::Scratch => return Ok(None),
-        Wanted::Exactly(origin) => (origin.text(), origin.keep, Parent::of(&origin).await),
-        Wanted::Named { from, keep } => {
-            let found = Parent::find(&from, keep).await;
-            (from, keep, found)
-        }
-    };
-    let outcome = match found {
-        Ok(found) => found.decide(spec, stop_at).await?.map(|beginning| beginning.start_step),
-        Err(error) => Err(vec![error.to_string()]),
-    };
-    Ok(Some(Begins { parent, keep, outcome }))
+/// Two spellings of one directory (a symlink, a `..`) are one directory.
+fn real(dir: &Path) -> PathBuf {
+    std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned())
 }
 
 fn now_ms() -> u64 {
@@ -413,6 +396,50 @@ fn unusable(error: trainctl_store::Error) -> Status {
     Status::failed_precondition(error.to_string())
 }
 
-fn internal(error: impl std::fmt::Display) -> Status {
-    Status::internal(error.to_string())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPEC: &str = "
+name: tiny
+run_dir: RUN
+model: {config: {model_type: gpt2, n_layer: 1, n_head: 1, n_embd: 8, vocab_size: 64, n_positions: 16}}
+dataset: {paths: /data/text, seq_length: 8, split: '99,1,0'}
+step_scheduler: {global_batch_size: 4, local_batch_size: 2, max_steps: 40}
+";
+
+    #[tokio::test(start_paused = true)]
+    async fn j2_a_directory_is_free_when_the_task_of_the_job_before_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, link) = (dir.path().join("run"), dir.path().join("link"));
+        std::fs::create_dir(&run).unwrap();
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        let spec = JobSpec::from_yaml(&SPEC.replace("RUN", run.to_str().unwrap())).unwrap();
+        let id = JobId("tiny-1".to_owned());
+        let record = JobRecord::queued(id.clone(), String::new(), trainctl_spec::Term(1));
+        let watches = Watches::default();
+        let (status, changed) = watch_job(&watches, &record, &spec);
+        let second = Duration::from_secs(1);
+        let waited = |start: tokio::time::Instant| start.elapsed() >= second;
+
+        // One that lives is refused, not waited for.
+        let start = tokio::time::Instant::now();
+        watches.wait_for_release(&link, second).await;
+        assert!(!waited(start));
+        assert_eq!(watches.unreleased(&link), [id.clone()]);
+        status.send_replace(v1::Job { finished_at_ms: Some(1), ..v1::Job::default() });
+        watches.wait_for_release(&link, second).await;
+        assert!(waited(start), "its task still writes");
+        assert_eq!(watches.unreleased(&link), [id]);
+        assert!(watches.unreleased(dir.path()).is_empty(), "another directory");
+
+        let ends = async {
+            tokio::time::sleep(second / 2).await;
+            drop(changed);
+        };
+        let start = tokio::time::Instant::now();
+        tokio::join!(ends, watches.wait_for_release(&link, second));
+        assert!(!waited(start));
+        assert!(watches.unreleased(&link).is_empty());
+    }
 }

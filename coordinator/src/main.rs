@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use trainctl_coordinator::{runs, server};
@@ -17,6 +18,9 @@ const HELD: u8 = 69;
 const INTERNAL: u8 = 2;
 /// Wrong flags.
 const USAGE: u8 = 64;
+
+/// How long threads that block may take to end after all else has.
+const THREADS_LIMIT: Duration = Duration::from_secs(2);
 
 /// tonic says at this level, and nothing else there, why it closed a connection: a stranger's bytes get one line each.
 const LOG: &str = "info,tonic::transport::server=debug";
@@ -63,7 +67,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 fn serve(args: Args) -> anyhow::Result<()> {
     telemetry::init_with_default("trainctl-coordinator", LOG)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let shutdown = Shutdown::new();
         let mut signals = Signals::listen(&shutdown)?;
         let options = server::Options { state_dir: args.state_dir, listen: args.listen };
@@ -77,5 +81,8 @@ fn serve(args: Args) -> anyhow::Result<()> {
                 served.await
             }
         }
-    })
+    });
+    // What a thread does in a file system that hangs is no reason to stay: tasks have had their time in `server::run`.
+    runtime.shutdown_timeout(THREADS_LIMIT);
+    served
 }

@@ -44,8 +44,9 @@ enum Command {
 /// How the owner reaches a run directory's task and those who watch the job.
 #[derive(Debug, Clone)]
 pub struct RunPorts {
-    /// Requests, carried out in order. Unbounded: what waits in it is what workers have in flight, unacknowledged.
-    pub io: mpsc::UnboundedSender<IoRequest>,
+    /// Requests, carried out in order, until the directory is released. Unbounded: what waits in it is what workers have in
+    /// flight, unacknowledged.
+    pub io: Option<mpsc::UnboundedSender<IoRequest>>,
     /// The job's newest state.
     pub status: watch::Sender<v1::Job>,
     /// The task that runs the job's commands, if its spec has any. Unbounded: the task itself drops what comes too fast.
@@ -164,8 +165,8 @@ impl Owner {
                     self.sessions.remove(&session);
                 }
                 Effect::Io { job, request } => {
-                    if let Some(run) = self.runs.get(&job)
-                        && run.io.send(*request).is_err()
+                    if let Some(io) = self.runs.get(&job).and_then(|run| run.io.as_ref())
+                        && io.send(*request).is_err()
                     {
                         error!(%job, "the run directory's task is gone");
                     }
@@ -195,10 +196,15 @@ impl Owner {
                     }
                 }
                 Effect::Release(job) => {
-                    if let Some(run) = self.runs.get(&job)
-                        && run.io.send(IoRequest::Release).is_err()
-                    {
+                    let Some(run) = self.runs.get_mut(&job) else { continue };
+                    (run.hooks, run.exports) = (None, None);
+                    if run.io.as_ref().is_some_and(|io| io.send(IoRequest::Release).is_err()) {
                         info!(%job, "the run directory's task had ended");
+                    }
+                }
+                Effect::Leave(job) => {
+                    if let Some(run) = self.runs.get_mut(&job) {
+                        run.io = None;
                     }
                 }
             }

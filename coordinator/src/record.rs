@@ -1,6 +1,7 @@
 //! What the journal keeps of one job.
 
 use serde::{Deserialize, Serialize};
+use trainctl_spec::report::{TrainRow, ValidationRow};
 use trainctl_spec::start::{DataPhase, Keep};
 use trainctl_spec::state::JobPhase;
 use trainctl_spec::{Generation, JobId, Term};
@@ -46,6 +47,22 @@ pub struct JobRecord {
     /// Saves that failed since the last commit.
     #[serde(default)]
     pub failed_saves: FailedSaves,
+    /// What the run held when the job ended: a successor need not look.
+    #[serde(default)]
+    pub end: Option<End>,
+}
+
+/// What is shown of a job that is over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// What LATEST and LOWEST_VAL named; empty = nothing.
+    pub pointers: (String, String),
+    /// First training row.
+    pub first: Option<TrainRow>,
+    /// Newest training row.
+    pub last: Option<TrainRow>,
+    /// Newest validation row, with its set's name.
+    pub validation: Option<(String, ValidationRow)>,
 }
 
 impl JobRecord {
@@ -68,6 +85,7 @@ impl JobRecord {
             restarts: 0,
             decided: false,
             failed_saves: FailedSaves::default(),
+            end: None,
         }
     }
 

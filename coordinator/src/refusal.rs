@@ -3,9 +3,9 @@
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, PreconditionViolation, StatusExt};
 use trainctl_spec::Faults;
+use trainctl_store::admission::{LookError, Refusal};
 use trainctl_store::tenure::AcquireError;
 
-use crate::decide::admission::Refusal;
 use crate::runs;
 
 /// A spec with faults: INVALID_ARGUMENT with one `BadRequest` field violation per fault.
@@ -30,12 +30,20 @@ pub fn not_admitted(refusal: &Refusal, run_dir: &str) -> Status {
         }
         Refusal::NotEmpty => (Code::FailedPrecondition, violated("NOT_EMPTY", &["--fresh".to_owned()])),
         Refusal::Differs(keys) => (Code::FailedPrecondition, violated("DIFFERS", keys)),
-        Refusal::NothingCommitted { uncommitted, .. } => {
-            (Code::FailedPrecondition, violated("NOTHING_COMMITTED", uncommitted))
-        }
+        Refusal::Missing { reason, .. } => (Code::FailedPrecondition, violated("NOTHING_COMMITTED", &[reason.clone()])),
+        Refusal::NothingToDo { name, .. } => (Code::FailedPrecondition, violated("NOTHING_TO_DO", &[name.to_string()])),
         Refusal::CannotBegin { reasons, .. } => (Code::FailedPrecondition, violated("CANNOT_BEGIN", reasons)),
     };
     Status::with_error_details(code, message, details)
+}
+
+/// Nothing could be decided on a submission.
+pub fn not_looked(error: &LookError) -> Status {
+    match error {
+        LookError::Asked(_) => Status::invalid_argument(error.to_string()),
+        LookError::Spec { .. } => Status::failed_precondition(error.to_string()),
+        LookError::Store(_) => Status::internal(error.to_string()),
+    }
 }
 
 /// A run directory that cannot be held: ALREADY_EXISTS with its holder as a `ResourceInfo`, else INTERNAL.

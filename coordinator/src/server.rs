@@ -21,12 +21,11 @@ use trainctl_runtime::{proc, rpc, tls};
 use trainctl_spec::{JobSpec, Term};
 use trainctl_store::RunDir;
 
-use crate::core::{Core, Event, Policy};
+use crate::core::{Core, Policy};
 use crate::jobs::{JobsService, Watches, run_task, start, watch_only};
 use crate::journal::{Journal, SqliteJournal};
 use crate::owner::{Handle, Owner};
 use crate::rendezvous::Rendezvous;
-use crate::run_io::{IoResult, known};
 use crate::runs::{INCARNATION_HEADER, Runs};
 use crate::workers::{RendezvousService, WorkersService};
 
@@ -111,13 +110,9 @@ async fn start_owner(
         };
         let id = record.id.clone();
         if record.phase.is_terminal() {
+            // Nothing of its run is read: there may be many of them, and their places may be away.
             let ports = watch_only(watches, &record, &spec);
-            let known = Event::Io { job: id.clone(), result: Box::new(IoResult::Known(Box::new(known(&spec).await))) };
-            owner.adopt(id, ports, |core, at| {
-                let mut effects = core.adopt(record, spec, Term(0), at);
-                effects.extend(core.handle(known, at));
-                effects
-            });
+            owner.adopt(id, ports, |core, at| core.adopt(record, spec, Term(0), at));
             continue;
         }
         let control = RunDir::new(&spec.run_dir).control();

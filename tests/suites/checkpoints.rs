@@ -3,14 +3,16 @@
 use std::fs;
 use std::path::Path;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use trainctl_s3::{Program, Server};
 use trainctl_tests::daemons::{self, Coordinator};
 use trainctl_tests::job::Job;
-use trainctl_tests::process::Ended;
+use trainctl_tests::process::{self, Ended};
 use trainctl_tests::programs;
 use trainctl_tests::scratch::Scratch;
 use trainctl_tests::synthetic::Synthetic;
+use trainctl_tests::wait;
 
 fn checkpoints(scratch: &Scratch, arguments: &[&str]) -> Ended {
     scratch.trainctl([&["checkpoints"], arguments].concat()).wait()
@@ -255,4 +257,29 @@ fn copy(from: &Path, to: &Path) {
             fs::copy(&from, &to).unwrap();
         }
     }
+}
+
+#[test]
+fn prune_tells_what_it_did() {
+    if !programs::have_cli() {
+        return;
+    }
+    let scratch = Scratch::new("checkpoints-told");
+    let run = Synthetic::tiny(scratch.join("run"));
+    for step in [9, 19, 29] {
+        run.commit(step, step, None);
+    }
+    fs::create_dir_all(scratch.join("run/control")).unwrap();
+    // It has made its plan and is about to take its term when somebody pins a checkpoint.
+    let mut command = scratch.command("trainctl");
+    command.args(["checkpoints", "prune", "run", "--keep", "1", "--output", "json"]);
+    command.env("TRAINCTL_FAULT", "numbers.take:1:stop");
+    let mut pruning = scratch.start(command, "prune");
+    wait::until_true("a prune that is about to take its term", || process::is_stopped(pruning.pid()));
+    checkpoints(&scratch, &["pin", "run", "epoch_0_step_9", "--who", "anna"]).expect_code(0);
+    pruning.signal(Signal::SIGCONT);
+    let told: Value = serde_json::from_str(&pruning.wait().expect_code(0).stdout).unwrap();
+    let actions: Vec<_> = told["checkpoints"].as_array().unwrap().iter().map(|line| &line["action"]).collect();
+    assert_eq!(actions, ["keep", "remove", "keep"], "{told}");
+    assert_eq!(listed(&scratch), ["epoch_0_step_9", "epoch_0_step_29"]);
 }

@@ -154,6 +154,49 @@ fn c2_saves_that_nobody_could_commit_are_committed_by_the_next_coordinator() {
     verify(&scratch, run.dir());
 }
 
+#[test]
+fn p5_an_outage_leaves_as_many_saves_as_retention_keeps_and_what_failed_is_said_afterwards() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("long-outage");
+    let job = Job { ckpt_every: 5, ..Job::new(scratch.join("run")).slow() };
+    let want = unbroken(&job);
+    let (state, run) = (scratch.join("state"), Run::new(&job.run_dir));
+    // One rank cannot save step 24, the fifth.
+    let trainer = scratch.join("faulty-trainer");
+    scratch.write_trainer(&trainer, "export TRAINCTL_FAULT=save.snapshot:5:enospc\nexec \"$TRAINER\" \"$@\"");
+    let mut coordinator = Coordinator::start(&scratch, &state);
+    let _workers: Vec<Process> =
+        (0..2).map(|index| daemons::start_worker(&scratch, &state, index, (index == 0).then_some(&*trainer))).collect();
+    let spec = scratch.join("job.yaml");
+    std::fs::write(&spec, format!("{}checkpoint:\n  max_recent_checkpoints: 1\n", job.yaml())).unwrap();
+    let id = daemons::submit(&scratch, &state, &spec);
+
+    run.wait_for_commit(9);
+    coordinator.process.kill9();
+    let before = run.commits().pop().unwrap();
+    let trainers = run.trainers();
+    wait::until_true("the trainers' end", || trainers.iter().all(|trainer| !process::exists(trainer.pid)));
+    assert!(before.step < 19, "the outage must span several saves: {}", before.step);
+    let has_shards = |step: &u64| !run.files(&format!("epoch_0_step_{step}")).is_empty();
+    // The coordinator may have been sent the save after its last commit. The one before the last is what the last one waited for.
+    let left: Vec<u64> = (before.step + 6..40).filter(has_shards).collect();
+    assert_eq!(left, [34, 39]);
+
+    let _second = Coordinator::start(&scratch, &state);
+    let status = daemons::wait_for_success(&scratch, &state, &id);
+    assert_eq!((&status["restarts"], run.generations().len()), (&0.into(), 1), "{status:#}");
+    let failed: Vec<_> = run.events_of("save_failed").iter().map(|event| event["step"].clone()).collect();
+    assert_eq!(failed, [24]);
+    let last = run.latest();
+    assert_eq!((last.step, last.term > before.term), (39, true), "{last:?}");
+    assert_eq!(last.state_hash, want.latest().state_hash);
+    assert_same_rows(&run, &want, job.steps);
+    assert_eq!(run.left_behind(), Vec::<String>::new());
+    verify(&scratch, run.dir());
+}
+
 /// What must hold after a frozen holder woke up: it has ended, and nothing newer is lost.
 fn assert_taken_over(scratch: &Scratch, frozen: &mut Coordinator, run: &Run, before: &trainctl_store::Manifest) {
     // Its exit code is its own affair: it lost its directory, and says so.

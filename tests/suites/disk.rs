@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use trainctl_faultfs::{FaultFs, have_fuse};
+use trainctl_tests::daemons::{self, Coordinator};
 use trainctl_tests::job::Job;
 use trainctl_tests::process::Process;
 use trainctl_tests::programs;
@@ -116,4 +118,57 @@ fn p8_a_read_only_disk_is_named_at_once() {
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     assert_ne!(ended.code, Some(0));
     ended.expect_said("Read-only file system");
+}
+
+#[test]
+fn j5_a_checkpoint_whose_place_is_away_is_waited_for_and_costs_no_restart() {
+    let Some(mut site) = Site::new("disk-away") else { return };
+    let spec = site.job.write(site.scratch.join("job.yaml"));
+    site.scratch.trainctl(["run", spec.to_str().unwrap(), "--until-step", "12"]).wait().expect_code(0);
+    // The coordinator looks at names and sizes: as on a mount that is away for the workers' machines alone.
+    site.fs.fail("read 1 EIO /model/").unwrap();
+    let mut trainctl = site.start_with(&["fault_tolerance.max_restarts=1"]);
+    let lost = || site.run.events_of("generation_lost");
+    trainctl_tests::wait::until_true("three looks at the checkpoint", || lost().len() >= 3);
+    for event in lost() {
+        let cause = event["cause"].as_str().unwrap();
+        assert!(cause.contains("cannot reach the checkpoint's place while loading"), "{cause}");
+        assert!(cause.contains("Input/output error") && cause.contains("/model/"), "{cause}");
+    }
+    site.fs.clear().unwrap();
+    let ended = trainctl.wait().expect_code(0);
+    assert!(!ended.stdout.contains("restarts"), "none is charged: {}", ended.stdout);
+    site.assert_unharmed();
+}
+
+#[test]
+fn j2_a_job_is_admitted_when_what_the_one_before_wrote_is_durable() {
+    let Some(mut site) = Site::new("disk-release") else { return };
+    let (state, scratch) = (site.scratch.join("state"), &site.scratch);
+    let mut coordinator = Coordinator::start(scratch, &state);
+    let _workers: Vec<Process> = (0..2).map(|index| daemons::start_worker(scratch, &state, index, None)).collect();
+    let spec = scratch.join("job.yaml");
+    std::fs::write(&spec, format!("{}on_end: 'until test -e go; do sleep 0.05; done'\n", site.job.yaml())).unwrap();
+    let submission = ["submit", spec.to_str().unwrap(), "--coordinator", state.to_str().unwrap()];
+    let first = scratch.trainctl(submission.into_iter().chain(["--until-step", "12"])).wait().expect_code(0);
+    let first = first.stdout.trim().to_owned();
+    daemons::wait_for_success(scratch, &state, &first);
+    scratch.trainctl(submission).wait().expect_code(69).expect_said(&first);
+
+    site.fs.hold("training.jsonl").unwrap();
+    std::fs::write(site.job.run_dir.join("go"), "").unwrap();
+    let is_held = || site.fs.held().unwrap() > 0;
+    trainctl_tests::wait::until_true("the first job's last sync", is_held);
+    let no_command = |status: &Value| status["commands"].as_array().is_none_or(Vec::is_empty);
+    daemons::wait_for_status(scratch, &state, &first, "the end of on_end", no_command);
+    let mut second = scratch.trainctl(submission);
+    let log = |coordinator: &Coordinator| coordinator.process.stderr();
+    trainctl_tests::wait::until_true("a submission that waits", || {
+        log(&coordinator).contains("until it has let go of the directory")
+    });
+    assert!(second.is_running() && coordinator.process.is_running());
+    site.fs.release().unwrap();
+    let id = second.wait().expect_code(0).stdout.trim().to_owned();
+    daemons::wait_for_success(scratch, &state, &id);
+    site.assert_unharmed();
 }

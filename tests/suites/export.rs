@@ -4,11 +4,13 @@
 use std::fs;
 use std::path::Path;
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use trainctl_store::fault::FailPoint;
 use trainctl_store::shard::ShardReader;
+use trainctl_tests::daemons::{self, Coordinator};
 use trainctl_tests::job::Job;
-use trainctl_tests::process::Ended;
+use trainctl_tests::process::{self, Ended};
 use trainctl_tests::programs;
 use trainctl_tests::run::Run;
 use trainctl_tests::scratch::Scratch;
@@ -198,4 +200,50 @@ fn a_killed_export_is_never_found_as_a_whole_one() {
     let eio = export(&scratch, "run", "place/other", &[], Some("export.file:2:eio")).expect_code(2);
     assert!(eio.stderr.contains("place/.export-other") || eio.stderr.contains("cannot write"), "{}", eio.stderr);
     assert_eq!(names(&place), ["out"], "a failed export removes what it wrote");
+}
+
+/// `trainctl run` is killed with all that it started while the coordinator is frozen in an export.
+#[test]
+fn a_run_that_is_killed_in_its_last_export_writes_it_when_it_is_run_again() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let mut scratch = Scratch::new("export-last");
+    scratch.inject("trainctl-coordinator", &["export.file:1:stop"]);
+    let job = Job { steps: 10, ckpt_every: 5, val_every: 5, ..Job::new(scratch.join("run")) };
+    let (spec, run) = (job.write(scratch.join("job.yaml")), Run::new(&job.run_dir));
+    let mut trainctl = scratch.trainctl(["run", spec.to_str().unwrap()]);
+    wait::until_true("a coordinator that freezes in the export", || {
+        scratch.processes().into_iter().any(process::is_stopped)
+    });
+    trainctl.kill9();
+    wait::until_true("the end of all that it started", || scratch.processes().is_empty());
+    let consolidated = job.run_dir.join("epoch_0_step_9/model/consolidated");
+    assert!(run.latest().step == 9 && !consolidated.exists());
+
+    let again = scratch.trainctl(["run", spec.to_str().unwrap()]).wait().expect_code(0);
+    assert!(again.stderr.contains("which an earlier run left when it was killed"), "{}", again.stderr);
+    assert!(consolidated.join("config.json").is_file());
+    assert_eq!((run.events_of("job_finished").len(), run.generations().len()), (1, 1), "nothing is trained again");
+    scratch.trainctl(["run", spec.to_str().unwrap()]).wait().expect_code(0).expect_said("has done 10 steps already");
+}
+
+#[test]
+fn a_coordinator_ends_although_an_export_hangs() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("export-hangs");
+    let job = Job { steps: 100_000, ckpt_every: 5, val_every: 5, ..Job::new(scratch.join("run")).slow() };
+    let state = scratch.join("state");
+    // This thread hangs, as in a file system that is away.
+    let mut coordinator = Coordinator::launch(&scratch, &state, Some("export.file:1:hang")).ready();
+    let _workers = [0, 1].map(|index| daemons::start_worker(&scratch, &state, index, None));
+    let spec = scratch.join("job.yaml");
+    fs::write(&spec, format!("{}checkpoint:\n  save_consolidated: every\n", job.yaml())).unwrap();
+    daemons::submit(&scratch, &state, &spec);
+    let run = Run::new(&job.run_dir);
+    run.wait_for_commit(9);
+    coordinator.process.signal(Signal::SIGTERM);
+    coordinator.process.wait().expect_code(0);
 }

@@ -231,3 +231,45 @@ fn a_live_run_directory_is_refused_with_its_holder() {
     assert_eq!(first.latest().step, 59);
     assert_eq!(first.generations().len(), 1);
 }
+
+#[test]
+fn p8_a_start_beyond_the_end_is_refused_and_retires_nothing() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("nothing-to-do");
+    let (_, stopped, _) = stopped_at_20(&scratch);
+    let before = contents(stopped.dir());
+    for (from, until) in [("epoch_0_step_9", "10"), ("epoch_0_step_19", "5")] {
+        let refused = resume(&scratch, &stopped, from, &["--until-step", until]).expect_code(64);
+        for part in [from, "there is nothing to do", "--until-step"] {
+            assert!(refused.stderr.contains(part), "{part} in {}", refused.stderr);
+        }
+    }
+    assert!(contents(stopped.dir()) == before, "a refusal changes nothing");
+    resume(&scratch, &stopped, "epoch_0_step_9", &["--until-step", "11"]).expect_code(0);
+    assert_eq!(stopped.latest().step, 10);
+}
+
+#[test]
+fn c2_what_a_takeover_puts_back_is_an_event_of_the_run() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("put-back");
+    let (job, stopped, spec) = stopped_at_20(&scratch);
+    let want = unbroken(&job);
+    // As a holder leaves it that was frozen before it retired, and woke up after its successor had committed.
+    let generation = stopped.latest().generation;
+    let abandoned = stopped.dir().join(format!("abandoned/g{generation}"));
+    fs::create_dir_all(&abandoned).unwrap();
+    fs::rename(stopped.dir().join("epoch_0_step_19"), abandoned.join("epoch_0_step_19")).unwrap();
+
+    run(&scratch, &spec, &[]).expect_code(0);
+    let restored = stopped.events_of("checkpoint_restored");
+    assert_eq!(restored.len(), 1, "{restored:?}");
+    assert_eq!((&restored[0]["checkpoint"], &restored[0]["save"]), (&"epoch_0_step_19".into(), &"full".into()));
+    let parent = stopped.manifest("epoch_0_step_29").unwrap().started_from.unwrap();
+    assert_eq!(parent.name.to_string(), "epoch_0_step_19", "and the run goes on from it");
+    assert_same_rows(&stopped, &want, job.steps);
+}

@@ -111,6 +111,47 @@ fn max_failures_stops_the_run_with_the_cause_and_it_goes_on_when_there_is_room()
     site.assert_unharmed();
 }
 
+#[test]
+fn the_last_save_waits_for_room_and_nothing_is_computed_anew() {
+    let Some(mut site) = Site::new("last-save") else { return };
+    site.fs.fail("write 1 ENOSPC /epoch_0_step_29/model/").unwrap();
+    let mut trainctl = site.start_with(&[]);
+    let again = |event: &serde_json::Value| event["attempt"] == 2;
+    wait::until_true("a second attempt", || site.run.events_of("save_failed").iter().any(again));
+    assert_eq!(committed(&site.run), [4, 9, 14, 19, 24]);
+    site.fs.clear().unwrap();
+    trainctl.wait().expect_code(0).expect_said("the save of step 29 failed").expect_said("trying again in 2 s");
+    assert_eq!(steps_of(&site.run, "save_failed"), [29].into());
+    assert_eq!(committed(&site.run), [4, 9, 14, 19, 24, 29]);
+    assert_eq!(site.run.generations().len(), 1);
+    assert_eq!(site.run.left_behind(), Vec::<String>::new());
+    site.assert_unharmed();
+}
+
+#[test]
+fn each_attempt_of_the_last_save_counts_for_max_failures() {
+    let Some(mut site) = Site::new("last-save-fails") else { return };
+    site.fs.fail("write 1 ENOSPC /epoch_0_step_29/model/").unwrap();
+    let ended = site.start_with(&["checkpoint.max_failures=2"]).wait().expect_code(1);
+    ended.expect_said("2 saves in a row failed (checkpoint.max_failures = 2), the last one of step 29");
+    assert_eq!((site.run.latest().step, site.run.generations().len()), (24, 1));
+}
+
+#[test]
+fn a_cancel_that_cannot_save_ends_after_a_few_attempts() {
+    let Some(mut site) = Site::new("cancelled-save") else { return };
+    let mut trainctl = site.start_with(&[]);
+    site.run.wait_for_commit(4);
+    site.fs.fail("write 1 ENOSPC /model/").unwrap();
+    trainctl.signal(nix::sys::signal::Signal::SIGINT);
+    let ended = trainctl.wait();
+    assert_ne!(ended.code, Some(0), "{ended:?}");
+    let last = site.run.events_of("save_failed").pop().unwrap();
+    assert_eq!((&last["attempt"], &last["tried_again"]), (&3.into(), &false.into()), "{last}");
+    assert_eq!(site.run.latest().step, committed(&site.run).pop().unwrap());
+    site.fs.clear().unwrap();
+}
+
 /// A run whose first trainer meets a fault.
 fn run_with(scratch: &mut Scratch, fault: &str, keys: &[&str]) -> (Job, Run, Ended) {
     let job = Job { steps: 45, ckpt_every: 5, val_every: 5, ..Job::new(scratch.join("run")).slow() };

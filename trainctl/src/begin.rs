@@ -1,36 +1,14 @@
-//! What a run without checkpoints begins with, looked at before anything is started. Writes nothing.
+//! What a run without checkpoints begins with, for people. Writes nothing.
 
 use trainctl_dataset::{CorpusCounts, Split, corpus_key, passes};
 use trainctl_spec::JobSpec;
 use trainctl_spec::fork::Beginning;
 use trainctl_spec::job::Dataset;
 use trainctl_spec::start::DataPhase;
-use trainctl_store::RunDir;
-use trainctl_store::io::Io;
-use trainctl_store::origin::{FindError, Origin, Parent, Wanted, decide_wanted};
+use trainctl_store::origin::{FindError, Parent};
 
 use crate::exit::Failure;
-use crate::output::{note, people};
-
-/// Looks at the checkpoint of another run that `spec` begins with, if it does, and tells how.
-pub(crate) async fn look(spec: &JobSpec, stop_at: u64) -> Result<(), Failure> {
-    let control = Io::new(RunDir::new(&spec.run_dir).control());
-    let stored = Origin::read(&control).await.map_err(|error| Failure::usage(error.to_string()))?;
-    let parent = match decide_wanted(spec, stored) {
-        Wanted::Scratch => return Ok(()),
-        Wanted::Exactly(origin) => {
-            let found = Parent::of(&origin).await;
-            found.map_err(|error| not_found(&format!("this run begins with {}", origin.text()), error))?
-        }
-        Wanted::Named { from, keep } => {
-            let found = Parent::find(&from, keep).await;
-            found.map_err(|error| not_found(&format!("checkpoint.restore_from: {from}"), error))?
-        }
-    };
-    let beginning = examine(&parent, spec, stop_at).await?;
-    describe(&parent, spec, &beginning).iter().for_each(|line| note(line));
-    Ok(())
-}
+use crate::output::people;
 
 /// Whether the run may begin with it.
 pub(crate) async fn examine(parent: &Parent, spec: &JobSpec, stop_at: u64) -> Result<Beginning, Failure> {
@@ -45,9 +23,9 @@ pub(crate) async fn examine(parent: &Parent, spec: &JobSpec, stop_at: u64) -> Re
 /// A checkpoint that is not there is the person's affair, a disk that fails is not.
 pub(crate) fn not_found(what: &str, error: FindError) -> Failure {
     let text = format!("{what}: {error}");
-    match error {
-        FindError::Store(trainctl_store::Error::Io { .. }) => Failure::internal(text),
-        _ => Failure::usage(text),
+    match error.of_the_place() {
+        Ok(_) => Failure::internal(text),
+        Err(_) => Failure::usage(text),
     }
 }
 

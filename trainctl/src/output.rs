@@ -4,6 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+pub(crate) use trainctl_store::admission::people;
 
 use crate::exit::Failure;
 
@@ -74,19 +75,6 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let head = format(&mut header.iter().copied());
     let body = rows.iter().map(|row| format(&mut row.iter().map(String::as_str)));
     std::iter::once(head).chain(body).collect::<Vec<_>>().join("\n")
-}
-
-/// A count as people write it: 18,500.
-pub(crate) fn people(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// "after 1 step", "after 1,000 steps".

@@ -2,34 +2,22 @@
 //!
 //! The coordinator decides again on Submit, under its term; this look exists so that a refusal leaves no trace.
 
-use std::path::Path;
-
+use serde_json::Value;
 use trainctl_runtime::endpoint::{self, Located};
 use trainctl_runtime::proc;
-use trainctl_spec::{JobSpec, resume};
-use trainctl_store::checkpoints::{Listing, ResolveError, ResolveOptions, Selector};
+use trainctl_spec::JobSpec;
+use trainctl_store::RunDir;
+pub(crate) use trainctl_store::admission::Asked;
+use trainctl_store::admission::{self, Admission, LookError, Looked};
 use trainctl_store::io::Io;
+use trainctl_store::rows::read_rows;
 use trainctl_store::tenure::{Holder, read_holder};
-use trainctl_store::{CheckpointStore, RunDir};
 
 use crate::begin;
 use crate::client;
 use crate::exit::Failure;
-use crate::output::{note, steps};
+use crate::output::note;
 use crate::summary::shell_word;
-
-/// What was asked.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
-    /// Empty, LATEST, LOWEST_VAL or a checkpoint's name.
-    pub(crate) from: String,
-    /// Steps done at which to stop, before `max_steps`.
-    pub(crate) until_step: Option<u64>,
-    /// Refuse a directory that holds anything.
-    pub(crate) fresh: bool,
-    /// Take an older checkpoint where the wanted one is damaged.
-    pub(crate) allow_older: bool,
-}
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,93 +31,46 @@ pub(crate) enum Verdict {
 /// Looks at the run directory of `spec`.
 pub(crate) async fn precheck(spec: &JobSpec, asked: &Asked) -> Result<Verdict, Failure> {
     let run_dir = RunDir::new(&spec.run_dir);
-    if !is_empty(run_dir.root())? {
-        refuse_live_holder(&run_dir).await?;
-        if asked.fresh {
-            let text = format!(
-                "{} holds something, and --fresh takes an empty directory only; leave out --fresh to continue, or name another --run-dir",
-                run_dir.root().display()
-            );
-            return Err(Failure::usage(text));
+    refuse_live_holder(&run_dir).await?;
+    let Looked { found, notes, begins } = admission::look(spec, asked).await.map_err(not_looked)?;
+    notes.iter().for_each(|told| note(told));
+    match admission::decide(&found, asked, spec) {
+        Admission::Admit { from, .. } => {
+            if let Some((parent, beginning)) = begins {
+                begin::describe(&parent, spec, &beginning).iter().for_each(|told| note(told));
+            }
+            Ok(Verdict::Go(from))
         }
-    }
-    let store = CheckpointStore::of_job(spec).map_err(|error| Failure::usage(error.to_string()))?;
-    let listing = store.list().await.map_err(|error| Failure::internal(error.to_string()))?;
-    let is_new = listing.committed.is_empty() && listing.uncommitted.is_empty() && listing.damaged.is_empty();
-    if is_new && asked.from.is_empty() {
-        let max_steps = spec.step_scheduler.max_steps;
-        begin::look(spec, asked.until_step.map_or(max_steps, |until| until.min(max_steps))).await?;
-        return Ok(Verdict::Go(String::new()));
-    }
-    let selector: Selector = match asked.from.as_str() {
-        "" => Selector::Latest,
-        from => {
-            from.parse().map_err(|error| Failure::usage(format!("--from {from}: {error}, LATEST or LOWEST_VAL")))?
+        Admission::AlreadyFinished(_) if may_have_work_left(&run_dir).await? => Ok(Verdict::Go(asked.from.clone())),
+        Admission::AlreadyFinished(finished) => {
+            let run = shell_word(&spec.run_dir.to_string_lossy());
+            Ok(Verdict::Finished(format!("{finished}; `trainctl checkpoints list {run}`")))
         }
-    };
-    let best = spec.best_metric_key();
-    let options = ResolveOptions { best_metric_key: best, allow_older: asked.allow_older, ..ResolveOptions::default() };
-    let resolved = store.resolve(selector, &options).await.map_err(refusal)?;
-    resolved.notes.iter().for_each(|told| note(&told.to_string()));
-    let name = resolved.checkpoint.name();
-    let saved_with = store.read_config(name).await.map_err(|error| Failure::internal(error.to_string()))?;
-    refuse_differences(spec, &saved_with, &store.path(name).join("config.yaml"))?;
-    let step = resolved.checkpoint.manifest.step;
-    if selector == Selector::Latest && is_done(step + 1, spec, asked) {
-        return Ok(Verdict::Finished(finished(spec, step + 1, &resolved.checkpoint.name().to_string(), &listing)));
+        Admission::Refuse(refusal) => Err(Failure::usage(format!("{}: {refusal}", run_dir.root().display()))),
     }
-    let from = if asked.allow_older { resolved.checkpoint.name().to_string() } else { asked.from.clone() };
-    Ok(Verdict::Go(from))
 }
 
-fn is_done(steps_done: u64, spec: &JobSpec, asked: &Asked) -> bool {
-    let max_steps = spec.step_scheduler.max_steps;
-    steps_done >= asked.until_step.map_or(max_steps, |until| until.min(max_steps))
+/// Whether a job that has done its steps may be alive in the coordinator's journal: it was killed before its last export was
+/// written or its end was journaled. Its coordinator finds out and brings it to its end.
+async fn may_have_work_left(run_dir: &RunDir) -> Result<bool, Failure> {
+    let internal = |error: trainctl_store::Error| Failure::internal(error.to_string());
+    let holder = read_holder(&Io::new(run_dir.control())).await.map_err(internal)?;
+    let events = read_rows(run_dir.events(), 0).map_err(internal)?.lines;
+    Ok(holder.is_some_and(|holder| !holder.released) || last_job_is_open(&events))
 }
 
-fn finished(spec: &JobSpec, done: u64, latest: &str, listing: &Listing) -> String {
-    let max_steps = spec.step_scheduler.max_steps;
-    let run = shell_word(&spec.run_dir.to_string_lossy());
-    let more = if done < max_steps {
-        format!("; --until-step or leaving it out goes on to {}", steps(max_steps))
-    } else {
-        String::new()
-    };
-    format!(
-        "this run has done {} already: LATEST is {latest}, {} checkpoints are kept (`trainctl checkpoints list {run}`){more}",
-        steps(done),
-        listing.committed.len()
-    )
+/// Whether the job that the events speak of last was submitted and did not end.
+fn last_job_is_open(events: &[String]) -> bool {
+    let kind = |row: &String| Some(serde_json::from_str::<Value>(row).ok()?.get("kind")?.as_str()?.to_owned());
+    let bounds = events.iter().rev().filter_map(kind);
+    bounds.into_iter().find(|kind| matches!(kind.as_str(), "job_submitted" | "job_finished")).as_deref()
+        == Some("job_submitted")
 }
 
-fn refusal(error: ResolveError) -> Failure {
+fn not_looked(error: LookError) -> Failure {
     match error {
-        ResolveError::Store(error) => Failure::internal(error.to_string()),
-        other => Failure::usage(other.to_string()),
-    }
-}
-
-/// The spec that a checkpoint was made with fixes what a resume may not change.
-fn refuse_differences(spec: &JobSpec, saved_with: &str, path: &Path) -> Result<(), Failure> {
-    let old =
-        JobSpec::from_yaml(saved_with).map_err(|faults| Failure::internal(format!("{}: {faults}", path.display())))?;
-    let differences = resume::differences(&old, spec).map_err(|error| Failure::usage(error.to_string()))?;
-    let forbidden = resume::forbidden(&differences);
-    if forbidden.is_empty() {
-        return Ok(());
-    }
-    let list: Vec<String> = forbidden.iter().map(|difference| format!("  {difference}")).collect();
-    Err(Failure::usage(format!(
-        "the spec differs from the run's in keys that a resume may not change:\n{}\nset them back, or begin another run with this one's weights: `trainctl fork`",
-        list.join("\n")
-    )))
-}
-
-fn is_empty(dir: &Path) -> Result<bool, Failure> {
-    match std::fs::read_dir(dir) {
-        Ok(mut entries) => Ok(entries.next().is_none()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
-        Err(error) => Err(Failure::usage(format!("list {}: {error}", dir.display()))),
+        LookError::Asked(_) => Failure::usage(error.to_string()),
+        LookError::Store(_) | LookError::Spec { .. } => Failure::internal(error.to_string()),
     }
 }
 
@@ -167,4 +108,19 @@ fn live_holder(run_dir: &RunDir, holder: &Holder) -> Failure {
         info.process.host,
         info.process.pid
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_open_until_its_end_is_written() {
+        let events = |kinds: &[&str]| -> Vec<String> {
+            kinds.iter().map(|kind| format!("{{\"kind\":\"{kind}\",\"job\":\"a-1\"}}")).collect()
+        };
+        assert!(!last_job_is_open(&[]), "a copy without its events");
+        assert!(last_job_is_open(&events(&["job_finished", "job_submitted", "checkpoint_committed"])));
+        assert!(!last_job_is_open(&events(&["job_submitted", "job_finished", "hook_ended"])));
+    }
 }

@@ -7,6 +7,7 @@
 //! Wanted and observed are kept apart: a job's record is what is wanted (and journaled), `live` is what was last seen of its
 //! ranks; [`Core`]'s `pump` compares the two after each event and does the next thing.
 
+mod changes;
 mod followers;
 mod forming;
 mod ranks;
@@ -29,7 +30,7 @@ use crate::decide::liveness;
 use crate::events::Entry;
 use crate::exports::ExportResult;
 use crate::hooks::{HookRequest, HookResult};
-use crate::record::JobRecord;
+use crate::record::{End, JobRecord};
 use crate::run_io::{AckToken, IoRequest, IoResult};
 
 pub use self::followers::Followers;
@@ -149,8 +150,10 @@ pub enum Effect {
     },
     /// Show the job's state to those who watch it.
     Publish(Box<v1::Job>),
-    /// The job is over: release its run directory.
+    /// The job is over: release its run directory, and stop what it still exports.
     Release(JobId),
+    /// The run directory is released: nothing more is asked of its task.
+    Leave(JobId),
 }
 
 /// What becomes of a rendezvous store.
@@ -256,6 +259,21 @@ impl Job {
     }
 }
 
+impl Job {
+    /// What is shown of it after its end.
+    fn end(&self) -> End {
+        let Rows { first, last, validation } = self.rows.clone();
+        let validation = validation.map(|row| (row.name.clone(), row));
+        End { pointers: self.pointers.clone(), first, last, validation }
+    }
+
+    fn show(&mut self, end: End) {
+        self.pointers = end.pointers;
+        let validation = end.validation.map(|(name, row)| ValidationRow { name, ..row });
+        self.rows = Rows { first: end.first, last: end.last, validation };
+    }
+}
+
 /// Rows that a summary shows.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
@@ -326,7 +344,12 @@ impl Core {
             }
             info!(job = %id, generation = %live.generation, ranks = record.ranks.len(), "adopted from the journal");
         }
-        self.jobs.insert(id.clone(), Job::new(record, spec, live, at.now));
+        let end = record.end.clone();
+        let mut job = Job::new(record, spec, live, at.now);
+        if let Some(end) = end {
+            job.show(end);
+        }
+        self.jobs.insert(id.clone(), job);
         if over {
             return out;
         }
@@ -428,6 +451,7 @@ impl Core {
 
     fn finished(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
+        job.record.end = Some(job.end());
         let entry = Entry::new("job_finished")
             .with("phase", job.record.phase.name().into())
             .with("reason", job.record.phase.reason().into());
@@ -468,6 +492,8 @@ impl Core {
                     self.publish(id, out);
                 }
             }
+            IoResult::Mended(mended) => self.mended(id, *mended, at, out),
+            IoResult::Released => out.push(Effect::Leave(id.clone())),
             IoResult::Superseded { term } => self.forget(id, term, out),
         }
     }

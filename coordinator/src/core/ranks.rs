@@ -38,8 +38,8 @@ pub struct Live {
     stop_sent: bool,
     /// What comes after its end was decided and journaled.
     pub(super) decided: bool,
-    /// The highest zero-based step whose full save was given up: unless a later one is committed, its work is not done.
-    pub(super) gave_up: Option<u64>,
+    /// The highest zero-based step whose full save was given up, and why: unless a later one is committed, its work is not done.
+    pub(super) gave_up: Option<(u64, String)>,
 }
 
 /// One rank as seen.
@@ -57,6 +57,8 @@ pub struct RankLive {
     pub step: Option<u64>,
     /// Its process groups are made.
     pub formed: bool,
+    /// The newest save of a kind that it has written, or never will: it reports saves of a kind in the order of their steps.
+    pub(super) saved: BTreeMap<SaveKind, u64>,
     /// It reached its end by itself, with this many steps done.
     pub finished: Option<(FinishCause, u64)>,
     /// It is over.
@@ -92,9 +94,10 @@ impl Live {
         self.saves.into_values().flat_map(|save| save.tokens).chain(self.tokens).collect()
     }
 
-    /// The newest full save was given up.
-    fn lost_its_end(&self) -> bool {
-        self.gave_up > self.committed.get(&SaveKind::Full).copied()
+    /// The newest full save, if it was given up, and why.
+    fn lost_end(&self) -> Option<(u64, String)> {
+        let committed = self.committed.get(&SaveKind::Full).copied();
+        self.gave_up.clone().filter(|(step, _)| Some(*step) > committed)
     }
 
     fn all(&self, what: impl Fn(&RankLive) -> bool) -> bool {
@@ -105,7 +108,7 @@ impl Live {
 impl RankLive {
     fn new(worker: String, start: Option<v1::StartTrainer>) -> Self {
         let (pid, phase, step, formed) = (0, Phase::Starting, None, false);
-        Self { worker, start, pid, phase, step, formed, finished: None, ended: None }
+        Self { worker, start, pid, phase, step, formed, saved: BTreeMap::new(), finished: None, ended: None }
     }
 
     /// Nothing was heard of it since its start was sent.
@@ -213,7 +216,7 @@ impl Core {
                 return self.keep_until_decided(&id, token);
             }
             Report::SaveFailed(failed) => match SaveKind::try_from(failed.kind()) {
-                Ok(kind) => self.rank_failed_to_save(&id, number, (kind, failed.step), &failed.error, at, out),
+                Ok(kind) => self.rank_failed_to_save(&id, number, kind, &failed, at, out),
                 Err(error) => warn!(job = %id, rank = number, %error, "report of a failed save refused"),
             },
             Report::SaveSkipped(skipped) => match SaveKind::try_from(skipped.kind()) {
@@ -458,10 +461,11 @@ impl Core {
         let saves = std::mem::take(&mut live.saves).into_values().flat_map(|save| save.tokens);
         let left: Vec<AckToken> = saves.chain(std::mem::take(&mut live.tokens)).collect();
         let endings = endings(live);
-        let lost_its_end = live.lost_its_end();
+        let reached = live.ranks.iter().filter_map(|rank| rank.step).max();
+        let lost_end = live.lost_end();
         // Work that is done stays done, unless its last checkpoint will never exist.
-        let is_done = !live.lost_its_end()
-            && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
+        let is_done =
+            lost_end.is_none() && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
         if let Some((cause, _)) = finished.filter(|_| is_done) {
             let why = match cause {
                 FinishCause::Complete => StopReason::Complete,
@@ -474,18 +478,25 @@ impl Core {
         out.push(Effect::Rendezvous { job: id.clone(), generation, change });
         match self.jobs.get(id).map(|job| job.record.phase.clone()) {
             Some(JobPhase::Stopping { why: StopReason::Restart { cause }, .. }) => {
-                let (cause, step) = if cause.is_charged() { decide_verdict(&endings) } else { (cause, None) };
+                let by_ranks = cause.is_charged() || cause.is_store_away();
+                let (cause, step) = if by_ranks { decide_verdict(&endings) } else { (cause, None) };
                 self.restart_or_fail(id, cause, step, at, out);
             }
             Some(JobPhase::Stopping { .. }) => self.apply(id, JobEvent::Stopped(generation), at, out),
             _ => {
-                let message = match finished {
-                    Some(_) if lost_its_end => "the last save could not become a checkpoint",
-                    _ => "every rank has ended, but not every one said that it had finished",
+                // The step counts: without it any commit would pay for a failure that comes again and again (J5).
+                let (cause, step) = match (finished, lost_end) {
+                    (Some(_), Some((step, why))) => {
+                        let message = format!("the last save, of step {step}, could not become a checkpoint: {why}");
+                        (Cause::Storage { message }, Some(step))
+                    }
+                    _ => {
+                        let message = "every rank has ended, but not every one said that it had finished".to_owned();
+                        (Cause::Unknown { message }, reached)
+                    }
                 };
-                let cause = Cause::Unknown { message: message.to_owned() };
                 self.stop_generation(id, cause.clone(), at, out);
-                self.restart_or_fail(id, cause, None, at, out);
+                self.restart_or_fail(id, cause, step, at, out);
             }
         }
         // Only now: what follows from these endings is journaled.

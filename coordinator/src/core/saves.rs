@@ -9,15 +9,20 @@ use trainctl_spec::JobId;
 use trainctl_spec::report::{SaveKind, ShardReport};
 use trainctl_spec::state::{JobEvent, JobPhase, StopReason};
 
+use super::ranks::{Live, RankLive};
 use super::{Core, Effect, Moment};
 use crate::decide::commit::{Commit, decide_commit};
 use crate::decide::restart::refill;
-use crate::decide::saves::{OnFailure, after_commit, decide_failed_save};
+use crate::decide::saves::{Failure, OnFailure, after_commit, decide_failed_save};
 use crate::events::Entry;
 use crate::run_io::{AckToken, CommitRequest, Committed, IoRequest};
 
 /// A file that is missing may only be late on a shared file system; after so many looks it is gone.
 const MAX_REFUSALS: u32 = 5;
+
+/// So many complete saves of a kind wait for their commit to be tried again: later ones supersede earlier ones. Not one, since
+/// the store may refuse the newest for good.
+const MAX_RETRIED: usize = 2;
 
 /// Names a save of one generation. Weights that are saved apart are saves of their own: their reports never add up with those
 /// of a checkpoint of the same step.
@@ -62,6 +67,22 @@ impl Save {
     }
 }
 
+impl Live {
+    /// What becomes of a save on a rank is settled.
+    fn note_saved(&mut self, rank: u32, (kind, step): SaveKey) {
+        if let Some(rank) = self.ranks.get_mut(rank as usize) {
+            let newest = rank.saved.entry(kind).or_default();
+            *newest = step.max(*newest);
+        }
+    }
+
+    /// Whether some rank that has not reported a save never will: what becomes of it there is settled, or of a later one.
+    fn never_complete(&self, (kind, step): SaveKey, has_reported: impl Fn(u32) -> bool) -> bool {
+        let is_settled = |rank: &RankLive| rank.saved.get(&kind).is_some_and(|newest| *newest >= step);
+        (0..).zip(&self.ranks).any(|(number, rank)| is_settled(rank) && !has_reported(number))
+    }
+}
+
 impl Core {
     /// A rank's shards are durable. Its worker keeps the report until the commit: a coordinator that comes after us must be
     /// able to make it.
@@ -77,8 +98,12 @@ impl Core {
         let Some(job) = self.jobs.get_mut(id) else { return token };
         let Some(live) = job.live.as_mut().filter(|live| !live.decided) else { return token };
         let (key, world_size) = ((report.kind, report.step), live.ranks.len() as u32);
+        live.note_saved(rank, key);
         // A later one of the generation is committed: this one is superseded, and its files are swept.
-        if live.committed.get(&report.kind).is_some_and(|newest| report.step < *newest) {
+        let is_superseded = live.committed.get(&report.kind).is_some_and(|newest| report.step < *newest);
+        let is_new = !live.saves.contains_key(&key);
+        if is_superseded || is_new && live.never_complete(key, |other| other == rank) {
+            self.drop_incomplete(id, out);
             return token;
         }
         let save = live.saves.entry(key).or_default();
@@ -92,19 +117,33 @@ impl Core {
             Commit::Now => self.commit(id, key, out),
             Commit::Refuse(why) => self.give_up_save(id, key, &why.to_string(), at, out),
         }
+        self.drop_incomplete(id, out);
         None
+    }
+
+    /// Forgets saves that some rank has not written and never will: their workers need not keep the reports.
+    fn drop_incomplete(&mut self, id: &JobId, out: &mut Vec<Effect>) {
+        let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
+        let collecting = live.saves.iter().filter(|(_, save)| save.state == State::Collecting);
+        let dead = collecting.filter(|(key, save)| live.never_complete(**key, |rank| save.reports.contains_key(&rank)));
+        let dead: Vec<SaveKey> = dead.map(|(key, _)| *key).collect();
+        for key in dead {
+            info!(job = %id, kind = ?key.0, step = key.1, "save can never be complete");
+            let tokens = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()?.saves.remove(&key));
+            self.acknowledge(tokens.map(|save| save.tokens).unwrap_or_default(), out);
+        }
     }
 
     pub(super) fn give_up_save(&mut self, id: &JobId, key: SaveKey, why: &str, at: Moment, out: &mut Vec<Effect>) {
         let step = key.1;
         warn!(job = %id, step, why, "save can never be committed");
         let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
-        live.gave_up = live.gave_up.max((key.0 == SaveKind::Full).then_some(step));
+        live.gave_up = live.gave_up.take().max((key.0 == SaveKind::Full).then(|| (step, why.to_owned())));
         let tokens = live.saves.remove(&key).map(|save| save.tokens).unwrap_or_default();
         self.acknowledge(tokens, out);
         let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(key.0).into());
         self.event_row(id, entry.with("reason", why.into()), at, out);
-        self.save_failed(id, key, why, at, out);
+        self.save_failed(id, key, 1, why, at, out);
     }
 
     /// A rank could not write its share of a save.
@@ -112,15 +151,22 @@ impl Core {
         &mut self,
         id: &JobId,
         rank: u32,
-        key @ (kind, step): SaveKey,
-        error: &str,
+        kind: SaveKind,
+        failed: &v1::SaveFailed,
         at: Moment,
         out: &mut Vec<Effect>,
     ) {
-        warn!(job = %id, rank, step, ?kind, error, "save failed");
-        let entry = Entry::new("save_failed").rank(rank).step(step).with("save", name_of(kind).into());
-        self.event_row(id, entry.with("error", error.into()), at, out);
-        self.save_failed(id, key, &format!("rank {rank}: {error}"), at, out);
+        let v1::SaveFailed { step, error, attempt, tried_again, .. } = failed;
+        let (key, attempt) = ((kind, *step), (*attempt).max(1));
+        warn!(job = %id, rank, step, ?kind, attempt, error, "save failed");
+        let entry = Entry::new("save_failed").rank(rank).step(*step).with("save", name_of(kind).into());
+        let entry = entry.with("attempt", attempt.into()).with("tried_again", (*tried_again).into());
+        self.event_row(id, entry.with("error", error.clone().into()), at, out);
+        if !tried_again && let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) {
+            live.note_saved(rank, key);
+        }
+        self.save_failed(id, key, attempt, &format!("rank {rank}: {error}"), at, out);
+        self.drop_incomplete(id, out);
     }
 
     /// A rank left out a save.
@@ -143,12 +189,22 @@ impl Core {
     }
 
     /// A save of the current generation failed. The run goes on on its last commit, unless the spec says that it must not.
-    fn save_failed(&mut self, id: &JobId, key @ (kind, step): SaveKey, why: &str, at: Moment, out: &mut Vec<Effect>) {
+    fn save_failed(
+        &mut self,
+        id: &JobId,
+        key @ (kind, step): SaveKey,
+        attempt: u32,
+        why: &str,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let Some(live) = &job.live else { return };
         let generation = live.generation;
         let max = job.spec.checkpoint.max_failures;
-        let (decision, failed) = decide_failed_save(&job.record.failed_saves, kind, generation, step, why, max);
+        let under_way = live.saves.keys().filter(|(of, _)| *of == SaveKind::Full).map(|(_, step)| *step);
+        let failure = Failure { kind, generation, step, attempt, error: why };
+        let (decision, failed) = decide_failed_save(&job.record.failed_saves, &failure, under_way, max);
         let is_new = failed != job.record.failed_saves;
         job.record.failed_saves = failed;
         let trouble = |in_a_row: u32| match in_a_row {
@@ -180,12 +236,28 @@ impl Core {
         let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
         let given_up: Vec<(SaveKey, Save)> = live.saves.extract_if(.., |_, save| save.is_tried_again()).collect();
         let full = given_up.iter().filter(|((kind, _), _)| *kind == SaveKind::Full).map(|((_, step), _)| *step);
-        live.gave_up = live.gave_up.max(full.max());
-        for ((kind, step), save) in given_up {
+        let reason = "the job stops before it could be committed";
+        live.gave_up = live.gave_up.take().max(full.max().map(|step| (step, reason.to_owned())));
+        self.refuse(id, given_up, reason, at, out);
+    }
+
+    /// Saves that will not be committed although they are complete.
+    fn refuse(&mut self, id: &JobId, saves: Vec<(SaveKey, Save)>, reason: &str, at: Moment, out: &mut Vec<Effect>) {
+        for ((kind, step), save) in saves {
             self.acknowledge(save.tokens, out);
             let entry = Entry::new("checkpoint_refused").step(step).with("save", name_of(kind).into());
-            self.event_row(id, entry.with("reason", "the job stops before it could be committed".into()), at, out);
+            self.event_row(id, entry.with("reason", reason.into()), at, out);
         }
+    }
+
+    /// Of the saves of a kind that are tried again the newest stay.
+    fn supersede_retried(&mut self, id: &JobId, kind: SaveKind, at: Moment, out: &mut Vec<Effect>) {
+        let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) else { return };
+        let retried = live.saves.iter().filter(|((of, _), save)| *of == kind && save.is_tried_again());
+        let Some(oldest) = retried.map(|(key, _)| *key).rev().nth(MAX_RETRIED - 1) else { return };
+        let is_older = |key: &SaveKey, save: &Save| key.0 == kind && *key < oldest && save.is_tried_again();
+        let superseded: Vec<(SaveKey, Save)> = live.saves.extract_if(.., |key, save| is_older(key, save)).collect();
+        self.refuse(id, superseded, "later saves wait for their commit", at, out);
     }
 
     fn commit(&mut self, id: &JobId, key: SaveKey, out: &mut Vec<Effect>) {
@@ -225,7 +297,8 @@ impl Core {
                 warn!(job = %id, step, error, "commit failed: trying again");
                 let entry = Entry::new("checkpoint_failed").step(step).with("save", name_of(kind).into());
                 self.event_row(id, entry.with("error", error.clone().into()), at, out);
-                self.save_failed(id, key, &format!("commit: {error}"), at, out);
+                self.save_failed(id, key, 1, &format!("commit: {error}"), at, out);
+                self.supersede_retried(id, kind, at, out);
                 if self.jobs.get(id).is_some_and(|job| ends_now(&job.record.phase)) {
                     self.give_up_retries(id, at, out);
                 }
@@ -266,17 +339,7 @@ impl Core {
         let named = [("LATEST", &latest), ("LOWEST_VAL", &lowest_val)];
         let moved = named.into_iter().filter(|(_, to)| kind == SaveKind::Full && **to == info.checkpoint);
         let moved = moved.map(|(pointer, _)| pointer.to_owned()).collect();
-        for (pointer, from, to) in info.moves {
-            let entry = Entry::new("pointer_moved").step(step).with("pointer", pointer.into());
-            self.event_row(id, entry.with("from", from.into()).with("to", to.into()), at, out);
-        }
-        for name in info.pruned {
-            let entry = Entry::new("checkpoint_pruned").with("save", name_of(kind).into());
-            self.event_row(id, entry.with("checkpoint", name.into()), at, out);
-        }
-        for key in info.swept {
-            self.event_row(id, Entry::new("orphan_removed").with("path", key.into()), at, out);
-        }
+        self.changed(id, kind, info.changes, Some(step), at, out);
         self.after_commit(id, kind, &info.checkpoint, moved, out);
         self.publish(id, out);
     }

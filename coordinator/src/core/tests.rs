@@ -14,7 +14,7 @@ use trainctl_store::layout::CheckpointName;
 use super::{Core, Effect, Event, Moment, Policy, SessionId, StoreChange};
 use crate::hooks::HookRequest;
 use crate::record::{JobRecord, StartPoint};
-use crate::run_io::{CommitError, CommitInfo, Committed, IoRequest, IoResult, Known, Prepared};
+use crate::run_io::{Changes, CommitError, CommitInfo, Committed, IoRequest, IoResult, Known, Mended, Prepared};
 
 const SPEC: &str = "
 name: tiny
@@ -38,6 +38,7 @@ struct World {
     hooks: Vec<HookRequest>,
     exports: Vec<CheckpointName>,
     released: bool,
+    left: bool,
     /// The job's spec.
     spec: String,
     generation: u64,
@@ -56,9 +57,9 @@ impl World {
     fn new() -> Self {
         let core = Core::new(Policy::default(), Duration::ZERO, 7);
         let (sent, journal, io, stores, hooks, exports) = Default::default();
-        let (now, released, seq) = (Duration::from_secs(100), false, BTreeMap::new());
+        let (now, released, left, seq) = (Duration::from_secs(100), false, false, BTreeMap::new());
         let spec = SPEC.to_owned();
-        Self { core, now, sent, journal, io, stores, hooks, exports, released, spec, generation: 1, seq }
+        Self { core, now, sent, journal, io, stores, hooks, exports, released, left, spec, generation: 1, seq }
     }
 
     /// A world in which generation 2 of the job was started on two workers.
@@ -113,6 +114,7 @@ impl World {
                 Effect::Hook { request, .. } => self.hooks.push(request),
                 Effect::Export { checkpoint, .. } => self.exports.push(checkpoint),
                 Effect::Release(_) => self.released = true,
+                Effect::Leave(_) => self.left = true,
                 Effect::Close { .. } | Effect::Publish(_) => {}
             }
         }
@@ -216,9 +218,10 @@ impl World {
         let info = |()| CommitInfo {
             checkpoint: format!("epoch_0_step_{step}"),
             state_hash: "h".to_owned(),
-            moves: vec![("LATEST".to_owned(), String::new(), format!("epoch_0_step_{step}"))],
-            pruned: Vec::new(),
-            swept: Vec::new(),
+            changes: Changes {
+                moves: vec![("LATEST".to_owned(), String::new(), format!("epoch_0_step_{step}"))],
+                ..Changes::default()
+            },
             pointers: (format!("epoch_0_step_{step}"), String::new()),
             bytes: 1000,
             commit_seconds: 0.5,
@@ -660,6 +663,46 @@ fn j4_surplus_workers_wait_and_a_spare_takes_a_lost_rank() {
     world.prepare(StartPoint::default());
     let workers: Vec<_> = world.core.jobs[&job()].record.ranks.iter().map(|place| place.worker.clone()).collect();
     assert_eq!(workers, ["w0", "spare-10"], "the first of the spares takes the lost rank's number");
+}
+
+#[test]
+fn a_release_is_answered_and_only_then_the_directory_is_left() {
+    let mut world = World::running();
+    world.handle(Event::Cancel { job: job(), save: false });
+    world.stopped(1, 0);
+    world.stopped(2, 1);
+    assert!(world.released && !world.left, "what the task still writes must reach its queue");
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Released) });
+    assert!(world.left);
+}
+
+#[test]
+fn a_job_that_is_over_is_shown_from_the_journal() {
+    let mut world = World::running();
+    let row = v1::TrainRow { step: 7, loss: f64::NAN, ..Default::default() };
+    world.report(1, 0, Report::TrainRow(row));
+    let row = v1::ValidationRow { name: "web".to_owned(), step: 7, val_loss: 2.0, ..Default::default() };
+    world.report(1, 0, Report::ValidationRow(row));
+    world.shards(1, 0, 9);
+    world.shards(2, 1, 9);
+    world.committed(9, Ok(()));
+    world.handle(Event::Cancel { job: job(), save: false });
+    world.stopped(1, 0);
+    world.stopped(2, 1);
+    let want = world.core.status(&job()).unwrap();
+    let text = serde_json::to_string(world.journal.last().unwrap()).unwrap();
+
+    let mut successor = World::new();
+    let at = Moment { now: successor.now, wall_ms: 0 };
+    let record = serde_json::from_str(&text).unwrap();
+    let effects = successor.core.adopt(record, JobSpec::from_yaml(SPEC).unwrap(), Term(0), at);
+    successor.take(effects);
+    assert!(successor.io.is_empty(), "nothing of its run is touched: {:?}", successor.io);
+    let got = successor.core.status(&job()).unwrap();
+    assert_eq!((&got.latest, got.steps_done), (&want.latest, want.steps_done));
+    assert_eq!((got.latest.as_str(), got.steps_done), ("epoch_0_step_9", 8));
+    assert_eq!(got.last_validation, want.last_validation);
+    assert_eq!(got.first_row.map(|row| row.step), Some(7));
 }
 
 mod saves;

@@ -3,7 +3,6 @@
 //! Clock and seed are arguments; nothing here reads a file, a clock or a socket. The owner task gathers what a decision
 //! needs, asks, and applies the answer.
 
-pub mod admission;
 pub mod commit;
 pub mod hooks;
 pub mod liveness;

@@ -2,7 +2,8 @@
 //!
 //! One budget per job in the journal (J5). External causes (a kill from outside, a lost node, preemption) are never
 //! deterministic; the same internal fingerprint at the same step twice stops the job with that explanation. What the job is
-//! not to blame for (`Cause::is_charged`) costs nothing.
+//! not to blame for (`Cause::is_charged`) costs nothing. A store that is away is waited for without end, as before a formation:
+//! each look at it is a formation, so they come ever further apart.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +20,9 @@ pub struct Budget {
     pub by_fingerprint: BTreeMap<String, Seen>,
     /// Step of the last failure, when one had been reached.
     pub last_failure_step: Option<u64>,
+    /// Generations in a row that could not load since the store was away.
+    #[serde(default)]
+    pub store_away: u32,
 }
 
 /// One fingerprint's record.
@@ -46,6 +50,11 @@ impl Policy {
     pub fn new(max_restarts: u32) -> Self {
         Self { max_restarts, second_delay: Duration::from_millis(500), max_delay: Duration::from_secs(60) }
     }
+
+    /// The `n`-th pause, from 1.
+    fn delay(&self, n: u32) -> Duration {
+        self.second_delay.saturating_mul(1 << n.saturating_sub(1).min(16)).min(self.max_delay)
+    }
 }
 
 /// The decision.
@@ -66,11 +75,17 @@ pub fn decide_restart(
     jitter: f64,
     policy: &Policy,
 ) -> (Restart, Budget) {
+    let shortened = |delay: Duration| delay.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0);
+    if cause.is_store_away() {
+        let after = Budget { store_away: budget.store_away.saturating_add(1), ..budget.clone() };
+        return (Restart::After(shortened(policy.delay(after.store_away))), after);
+    }
     if !cause.is_charged() {
         return (Restart::After(Duration::ZERO), budget.clone());
     }
     let mut after = budget.clone();
     after.used += 1;
+    after.store_away = 0;
     after.last_failure_step = step.or(after.last_failure_step);
     if let Some(fingerprint) = cause.fingerprint() {
         let before = after.by_fingerprint.get(&fingerprint.0).copied();
@@ -86,11 +101,8 @@ pub fn decide_restart(
         let last = Box::new(cause.clone());
         return (Restart::GiveUp(Cause::BudgetSpent { max_restarts: policy.max_restarts, last }), after);
     }
-    let delay = match after.used {
-        1 => Duration::ZERO,
-        n => policy.second_delay.saturating_mul(1 << (n - 2).min(16)).min(policy.max_delay),
-    };
-    (Restart::After(delay.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)), after)
+    let delay = after.used.checked_sub(1).filter(|n| *n > 0).map_or(Duration::ZERO, |n| policy.delay(n));
+    (Restart::After(shortened(delay)), after)
 }
 
 /// A commit later than the last failure shows progress: both counters start again (J5).
@@ -159,6 +171,26 @@ mod tests {
         let abandoned = Cause::Abandoned { message: "coordinator restarted".to_owned() };
         let got = decide_restart(&Budget::default(), &abandoned, None, 0.0, &policy(0));
         assert_eq!(got, (Restart::After(Duration::ZERO), Budget::default()));
+    }
+
+    #[test]
+    fn j5_a_store_that_is_away_is_waited_for_ever_more_patiently_and_costs_nothing() {
+        let away = rank_failed(ExitClass::StoreAway);
+        let spent = Budget { used: 3, ..Budget::default() };
+        let mut budget = spent.clone();
+        let mut delays = Vec::new();
+        for _ in 0..100 {
+            let (decision, after) = decide_restart(&budget, &away, None, 0.0, &policy(3));
+            let Restart::After(delay) = decision else { panic!("{decision:?}") };
+            delays.push(delay.as_secs());
+            budget = after;
+        }
+        assert_eq!(delays[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(Budget { store_away: 0, ..budget.clone() }, spent, "no restart is charged");
+        assert!(away.to_string().contains("index 12"), "it says what it could not read: {away}");
+        // Whatever else fails, and a commit, end the wait.
+        assert_eq!(decide_restart(&budget, &killed(), None, 0.0, &policy(9)).1.store_away, 0);
+        assert_eq!(refill(&budget, 4).store_away, 0);
     }
 
     #[test]

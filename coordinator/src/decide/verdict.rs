@@ -54,8 +54,7 @@ impl Ending {
     fn cause(&self) -> Cause {
         match &self.how {
             How::Exited(class) => {
-                // What a killed process last wrote has nothing to do with the kill.
-                let message = if class.is_external() { String::new() } else { self.message() };
+                let message = if class.has_last_words() { self.message() } else { String::new() };
                 let failure = RankFailure { rank: Rank(self.rank), class: *class, phase: self.phase, message };
                 Cause::Rank { failure }
             }

@@ -8,7 +8,7 @@ use trainctl_store::layout::CheckpointName;
 use trainctl_store::manifest::{Manifest, Metrics, Parent};
 use trainctl_store::{CheckpointStore, state_hash};
 
-use super::{CommitInfo, CommitRequest, Error, RunTask};
+use super::{Changes, CommitInfo, CommitRequest, Error, RunTask, moves};
 use crate::{exports, hooks};
 
 impl RunTask {
@@ -59,30 +59,25 @@ impl RunTask {
         self.pin_for_followers(store, request.kind, name).await;
         // One look for pointers and for retention, which takes its second one itself (C2).
         let mut listing = store.list().await?;
-        if self.retire_late(store, &listing, request.generation, request.started_from.own_step()).await? {
+        let retired = self.retire_late(store, &listing, request.generation, request.started_from.own_step()).await?;
+        if !retired.is_empty() {
             listing = store.list().await?;
         }
         let retention = self.retention(request.kind);
-        let moves = store.point(&*self.tenure, &listing, self.best_metric_key()).await?;
+        let moved = store.point(&*self.tenure, &listing, self.best_metric_key()).await?;
+        let mut changes = Changes { retired, moves: moves(moved), ..Changes::default() };
         let commit_seconds = started.elapsed().as_secs_f64();
-        let (pruned, swept) = match store.prune_seen(&*self.tenure, &retention, &listing).await {
-            Ok(report) => (report.removed.iter().map(ToString::to_string).collect(), report.orphans()),
+        match store.prune_seen(&*self.tenure, &retention, &listing).await {
+            Ok(report) => changes.pruned(&report),
             Err(error @ trainctl_store::Error::Superseded { .. }) => return Err(error.into()),
             // The commit stands; what could not be removed is removed after the next one.
-            Err(error) => {
-                warn!(job = %self.job, %error, "retention");
-                Default::default()
-            }
-        };
+            Err(error) => warn!(job = %self.job, %error, "retention"),
+        }
         let target = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
-        let moves = moves
-            .into_iter()
-            .map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), target(moved.to)))
-            .collect();
         let targets = store.targets(&listing, self.best_metric_key());
         let pointers = (target(targets.latest), target(targets.lowest_val));
         let checkpoint = name.to_string();
-        Ok(CommitInfo { checkpoint, state_hash, moves, pruned, swept, pointers, bytes, commit_seconds })
+        Ok(CommitInfo { checkpoint, state_hash, changes, pointers, bytes, commit_seconds })
     }
 
     /// Before retention can look at it. A pin that can not be written costs a command or an export its checkpoint at worst,

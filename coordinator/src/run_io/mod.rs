@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use trainctl_spec::report::{SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::state::Cause;
 use trainctl_spec::{Generation, JobId, JobSpec};
-use trainctl_store::checkpoints::{Listing, ResolveError, Retention};
+use trainctl_store::checkpoints::{Listing, PointerMove, PruneReport, ResolveError, Retention};
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced};
 
@@ -69,7 +69,7 @@ pub enum IoRequest {
     Commit(Box<CommitRequest>),
     /// Get the directory ready for the next generation.
     Prepare(PrepareRequest),
-    /// The job is over.
+    /// The job is over. Answered; until the queue closes events may follow.
     Release,
 }
 
@@ -110,11 +110,39 @@ pub enum IoResult {
     Committed(Box<Committed>),
     /// What the directory held when the task started.
     Known(Box<Known>),
+    /// What a takeover mended, or what went with a job's last command.
+    Mended(Box<Mended>),
+    /// Nothing is changed any more but what the queue still holds: it may be closed.
+    Released,
     /// A higher term holds the directory: nothing more may be done to the job here.
     Superseded {
         /// That term.
         term: u64,
     },
+}
+
+/// What of one kind of saves was changed besides a commit.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Committed late by dead generations, and retired.
+    pub retired: Vec<CheckpointName>,
+    /// Taken away late by an earlier holder, and put back.
+    pub restored: Vec<CheckpointName>,
+    /// Pointers that moved: name, from, to.
+    pub moves: Vec<(String, String, String)>,
+    /// Checkpoints that retention removed.
+    pub pruned: Vec<String>,
+    /// What dead generations left behind and was removed, relative to the checkpoint directory.
+    pub swept: Vec<String>,
+}
+
+/// Changes that follow from no request.
+#[derive(Debug)]
+pub struct Mended {
+    /// Those of each kind of saves that there were any of.
+    pub changes: Vec<(SaveKind, Changes)>,
+    /// What LATEST and LOWEST_VAL name now.
+    pub pointers: (String, String),
 }
 
 /// What a run directory held when its task started.
@@ -174,12 +202,8 @@ pub struct CommitInfo {
     pub checkpoint: String,
     /// Its state hash.
     pub state_hash: String,
-    /// Pointers that moved: name, from, to.
-    pub moves: Vec<(String, String, String)>,
-    /// Checkpoints that retention removed.
-    pub pruned: Vec<String>,
-    /// What dead generations left behind and was removed, relative to the checkpoint directory.
-    pub swept: Vec<String>,
+    /// What else was changed with it.
+    pub changes: Changes,
     /// Bytes of all files that the manifest lists.
     pub bytes: u64,
     /// How long manifest and pointers took, seconds.
@@ -278,9 +302,10 @@ impl RunTask {
                 }
                 IoRequest::Release => {
                     self.sync(&mut rows, &mut unsynced).await?;
-                    self.prune_after_commands(&store, &weights).await;
+                    self.prune_after_commands(&store, &weights).await?;
+                    looked = true;
                     info!(job = %self.job, "run directory released");
-                    return Ok(());
+                    self.answer(IoResult::Released).await?;
                 }
             }
             if unsynced.len() >= SYNC_ROWS {
@@ -310,7 +335,7 @@ impl RunTask {
                     let (generation, kind, step) = (request.generation, request.kind, request.step);
                     self.answer(IoResult::Committed(Box::new(Committed { generation, kind, step, outcome }))).await?;
                 }
-                IoRequest::Release => return Ok(()),
+                IoRequest::Release => self.answer(IoResult::Released).await?,
                 IoRequest::Event(_) | IoRequest::TrainRow { .. } | IoRequest::ValidationRow { .. } => {}
             }
         }
@@ -324,55 +349,84 @@ impl RunTask {
         weights: &CheckpointStore,
         begun: Option<(Generation, Option<u64>)>,
     ) -> Result<(), crate::owner::Gone> {
+        let [mut of_weights, mut of_full] = [Changes::default(), Changes::default()];
         let mended = async {
-            let kinds = [(weights, SaveKind::Weights), (store, SaveKind::Full)];
-            for (store, kind) in kinds {
-                if kind == SaveKind::Weights && !self.has_weights(store).await? {
-                    continue;
-                }
-                if let Some((generation, step)) = begun {
-                    self.retire_late(store, &store.list().await?, generation, step).await?;
-                }
-                let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
-                if !taken.restored.is_empty() || !taken.moves.is_empty() {
-                    warn!(job = %self.job, ?taken, "mended what an earlier holder left");
-                }
-                store.prune(&*self.tenure, &self.retention(kind)).await?;
+            if self.has_weights(weights).await? {
+                self.mend(weights, SaveKind::Weights, begun, &mut of_weights).await?;
             }
-            Ok(())
+            self.mend(store, SaveKind::Full, begun, &mut of_full).await
         };
-        if let Some(Err(error)) = self.unless_superseded(mended.await).await? {
+        let mended = mended.await;
+        // What was done before something failed is done.
+        self.tell(store, [(SaveKind::Weights, of_weights), (SaveKind::Full, of_full)]).await?;
+        if let Some(Err(error)) = self.unless_superseded(mended).await? {
             warn!(job = %self.job, %error, "what an earlier holder left could not be mended");
         }
         Ok(())
     }
 
-    /// What a dead generation commits after this one has retired all that there was (C6). Whether there was any.
+    async fn mend(
+        &self,
+        store: &CheckpointStore,
+        kind: SaveKind,
+        begun: Option<(Generation, Option<u64>)>,
+        changes: &mut Changes,
+    ) -> Result<(), Error> {
+        if let Some((generation, step)) = begun {
+            changes.retired = self.retire_late(store, &store.list().await?, generation, step).await?;
+        }
+        let taken = store.take_over(&*self.tenure, self.best_metric_key()).await?;
+        changes.restored = taken.restored;
+        changes.moves = moves(taken.moves);
+        let report = store.prune(&*self.tenure, &self.retention(kind)).await?;
+        changes.pruned(&report);
+        Ok(())
+    }
+
+    /// Tells the owner of changes, if there were any.
+    async fn tell(&self, store: &CheckpointStore, changes: [(SaveKind, Changes); 2]) -> Result<(), crate::owner::Gone> {
+        let changes: Vec<_> = changes.into_iter().filter(|(_, changes)| *changes != Changes::default()).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        info!(job = %self.job, ?changes, "mended");
+        let pointers = self.pointers(store).await;
+        self.answer(IoResult::Mended(Box::new(Mended { changes, pointers }))).await
+    }
+
+    /// What a dead generation commits after this one has retired all that there was (C6).
     async fn retire_late(
         &self,
         store: &CheckpointStore,
         listing: &Listing,
         generation: Generation,
         step: Option<u64>,
-    ) -> Result<bool, trainctl_store::Error> {
+    ) -> Result<Vec<CheckpointName>, trainctl_store::Error> {
         let fence: &dyn Fence = &*self.tenure;
         let late = store.retire_late(fence, listing, step, generation.0, self.best_metric_key()).await?;
         for gone in &late {
             warn!(job = %self.job, checkpoint = %gone.name, to = ?gone.moved_to, "retired: a dead generation committed it late");
         }
-        Ok(!late.is_empty())
+        Ok(late.into_iter().map(|gone| gone.name).collect())
     }
 
     /// The last commands are over: what was only pinned for them goes.
-    async fn prune_after_commands(&self, store: &CheckpointStore, weights: &CheckpointStore) {
+    async fn prune_after_commands(
+        &self,
+        store: &CheckpointStore,
+        weights: &CheckpointStore,
+    ) -> Result<(), crate::owner::Gone> {
         if self.spec.on_commit.is_none() {
-            return;
+            return Ok(());
         }
-        for (store, kind) in [(store, SaveKind::Full), (weights, SaveKind::Weights)] {
-            if let Err(error) = store.prune(&*self.tenure, &self.retention(kind)).await {
-                warn!(job = %self.job, %error, "retention after the last command");
+        let mut all = [(SaveKind::Full, Changes::default()), (SaveKind::Weights, Changes::default())];
+        for (store, (kind, changes)) in [store, weights].into_iter().zip(&mut all) {
+            match store.prune(&*self.tenure, &self.retention(*kind)).await {
+                Ok(report) => changes.pruned(&report),
+                Err(error) => warn!(job = %self.job, %error, "retention after the last command"),
             }
         }
+        self.tell(store, all).await
     }
 
     /// Makes the rows durable, then lets their workers forget them.
@@ -435,13 +489,26 @@ impl RunTask {
     }
 }
 
+impl Changes {
+    fn pruned(&mut self, report: &PruneReport) {
+        self.pruned = report.removed.iter().map(ToString::to_string).collect();
+        self.swept = report.orphans();
+    }
+}
+
+/// Name, from, to.
+fn moves(moves: Vec<PointerMove>) -> Vec<(String, String, String)> {
+    let name = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
+    moves.into_iter().map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), name(moved.to))).collect()
+}
+
 /// A row that the fence refused is the new holder's to write: its worker must not forget it.
 fn to_acknowledge(token: Option<AckToken>, written: &Result<(), trainctl_store::Error>) -> Option<AckToken> {
     token.filter(|_| written.is_ok())
 }
 
 /// What a run directory holds, for a job's summary.
-pub async fn known(spec: &JobSpec) -> Known {
+async fn known(spec: &JobSpec) -> Known {
     let unfenced: Arc<dyn Fence> = Arc::new(Unfenced);
     let rows = Rows::open(&RunDir::new(&spec.run_dir), spec.validation_datasets.keys(), &unfenced);
     let (first, last, validation) = rows.known();

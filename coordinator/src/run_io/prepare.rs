@@ -5,7 +5,7 @@ use trainctl_spec::Generation;
 use trainctl_spec::report::SaveKind;
 use trainctl_store::checkpoints::{GENERATION_PIN, ResolveError, ResolveOptions, Selector};
 use trainctl_store::io::Io;
-use trainctl_store::origin::{FindError, Origin, Parent, Wanted, decide_wanted};
+use trainctl_store::origin::{FindError, Origin, Parent};
 use trainctl_store::{CheckpointStore, Fence, RunDir};
 
 use super::{Error, PrepareRequest, Prepared, RunTask};
@@ -101,23 +101,14 @@ impl RunTask {
         let run_dir = &self.spec.run_dir;
         let control = Io::new(RunDir::new(run_dir).control());
         let stored = Origin::read(&control).await?;
-        let found = match decide_wanted(&self.spec, stored.clone()) {
-            Wanted::Scratch => return Ok(None),
-            Wanted::Exactly(origin) => Parent::of(&origin).await.map_err(|error| (origin.text(), error)),
-            Wanted::Named { from, keep } => match Parent::find(&from, keep).await {
-                Ok(mut parent) => {
-                    parent.origin.restore_from = Some(from);
-                    Ok(parent)
-                }
-                Err(error) => Err((from, error)),
-            },
-        };
-        let found = found.map_err(not_found)?;
+        let found = Parent::wanted(&self.spec, stored.clone()).await;
+        let found = found.map_err(|error| not_found(error.name, error.error))?;
+        let Some(found) = found else { return Ok(None) };
         let name = found.origin.text();
         // Pinned first, then looked at: what is there now stays (C9).
         self.tenure.pass().await?;
         let is_pinned = found.origin.pin(run_dir).await?;
-        let parent = Parent::of(&found.origin).await.map_err(|error| not_found((name.clone(), error)))?;
+        let parent = Parent::of(&found.origin).await.map_err(|error| not_found(name.clone(), error))?;
         let decided = parent.decide(&self.spec, self.spec.step_scheduler.max_steps).await?;
         let beginning = decided.map_err(|reasons| Error::Parent {
             message: format!("this run cannot begin with {name}: {}", reasons.join("; ")),
@@ -163,10 +154,10 @@ impl RunTask {
 
 /// The run cannot begin with the checkpoint of that name. A store that is away says nothing of the checkpoint: it is waited
 /// for.
-fn not_found((name, error): (String, FindError)) -> Error {
-    match error {
-        FindError::Store(error) | FindError::Resolve(ResolveError::Store(error)) => Error::Store(error),
-        error => Error::Parent { message: format!("this run begins with {name}: {error}"), name },
+fn not_found(name: String, error: FindError) -> Error {
+    match error.of_the_place() {
+        Ok(error) => Error::Store(error),
+        Err(error) => Error::Parent { message: format!("this run begins with {name}: {error}"), name },
     }
 }
 
@@ -183,12 +174,12 @@ mod tests {
 
     fn away() -> trainctl_store::Error {
         let reason = "connection refused".to_owned();
-        trainctl_store::Error::Object { action: "list", url: "s3://bucket/run".to_owned(), reason }
+        trainctl_store::Error::Object { action: "list", url: "s3://bucket/run".to_owned(), reason, away: true }
     }
 
     #[test]
     fn a_store_that_is_away_is_waited_for_and_a_checkpoint_that_is_not_there_ends_the_job() {
-        let parent = |error| not_found(("/runs/a/LATEST".to_owned(), error)).cause("");
+        let parent = |error| not_found("/runs/a/LATEST".to_owned(), error).cause("");
         for cause in [
             Error::from(ResolveError::Store(away())).cause(""),
             parent(FindError::Store(away())),
@@ -197,7 +188,11 @@ mod tests {
             assert!(matches!(cause, Cause::Storage { .. }), "{cause:?}");
         }
         let empty = || ResolveError::Empty { directory: "/runs/a".to_owned() };
-        for cause in [Error::from(empty()).cause(""), parent(FindError::Resolve(empty()))] {
+        let (name, wanted, found) = ("epoch_0_step_9".to_owned(), "a".to_owned(), "b".to_owned());
+        let other = trainctl_store::Error::OtherManifest { name, wanted, found };
+        for cause in
+            [Error::from(empty()).cause(""), parent(FindError::Resolve(empty())), parent(FindError::Store(other))]
+        {
             assert!(matches!(cause, Cause::Checkpoint { .. }), "{cause:?}");
         }
     }

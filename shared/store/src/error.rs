@@ -30,6 +30,8 @@ pub enum Error {
         url: String,
         /// The store's answer, without anything secret, and what to do.
         reason: String,
+        /// No answer, or one that says that the store has trouble: it says nothing of the object.
+        away: bool,
     },
     /// An object store that answers a conditional put by overwriting.
     #[error(
@@ -151,9 +153,18 @@ impl Error {
         matches!(self, Self::Io { source, .. } if matches!(source.kind(), PermissionDenied | ReadOnlyFilesystem))
     }
 
-    /// An [`Error::Object`].
+    /// An [`Error::Object`] of a store that answers.
     pub(crate) fn object(action: &'static str, url: impl std::fmt::Display, reason: impl Into<String>) -> Self {
-        Self::Object { action, url: url.to_string(), reason: reason.into() }
+        Self::Object { action, url: url.to_string(), reason: reason.into(), away: false }
+    }
+
+    /// The store cannot be reached or has trouble of its own: nothing is known of what lies in it, and waiting may do.
+    pub fn is_away(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => is_away(source),
+            Self::Object { away, .. } => *away,
+            _ => false,
+        }
     }
 
     /// The disk or quota is full.
@@ -166,6 +177,30 @@ impl Error {
 /// Result of a store operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Whether a file system answers so when its server, its network or its device has trouble, rather than of the file: EIO,
+/// ESTALE, ENOTCONN of a dead FUSE server, and what the network says.
+pub fn is_away(error: &std::io::Error) -> bool {
+    use nix::errno::Errno;
+    let Some(number) = error.raw_os_error() else { return false };
+    matches!(
+        Errno::from_raw(number),
+        Errno::EIO
+            | Errno::EREMOTEIO
+            | Errno::ESTALE
+            | Errno::ENOTCONN
+            | Errno::ESHUTDOWN
+            | Errno::ETIMEDOUT
+            | Errno::ECONNREFUSED
+            | Errno::ECONNRESET
+            | Errno::ECONNABORTED
+            | Errno::EHOSTDOWN
+            | Errno::EHOSTUNREACH
+            | Errno::ENETDOWN
+            | Errno::ENETUNREACH
+            | Errno::ENETRESET
+    )
+}
+
 fn remedy(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind;
     match source.kind() {
@@ -174,5 +209,25 @@ fn remedy(source: &std::io::Error) -> &'static str {
         ErrorKind::PermissionDenied => "; a run directory belongs to one user: check its owner and mode",
         ErrorKind::ReadOnlyFilesystem => "; the file system is mounted read-only: choose another run_dir",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_away_is_told_from_a_file_that_is_not_right() {
+        let io = |number: Errno| Error::io("read", "/runs/a", number.into());
+        for number in [Errno::EIO, Errno::ESTALE, Errno::ENOTCONN, Errno::ETIMEDOUT, Errno::EHOSTUNREACH] {
+            assert!(io(number).is_away(), "{}", io(number));
+        }
+        let damaged = Error::Damaged { path: "/runs/a".into(), reason: "ends before byte 9".to_owned() };
+        let others = [Errno::ENOENT, Errno::EACCES, Errno::EROFS, Errno::ENOSPC, Errno::EISDIR].map(io);
+        for error in others.into_iter().chain([damaged, Error::object("read", "s3://b/k", "is missing")]) {
+            assert!(!error.is_away(), "{error}");
+        }
     }
 }

@@ -11,12 +11,14 @@
 //! - [`export`]: a checkpoint as a directory that `transformers` loads.
 //! - [`diff`]: how far two checkpoints are apart.
 //! - [`hugging_face`]: the weights of a directory that `transformers` saved.
+//! - [`admission`]: whether a spec may run in its run directory, and from where.
 //! - [`origin`]: the checkpoint of another run that a run begins with.
 //! - [`write_job_spec`] and [`rows`]: `job.yaml` and the `.jsonl` files.
 //! - [`space`]: room on a file system.
 //!
 //! Keys are relative paths with `/`, as an object store has them; [`io`] knows what is below.
 
+pub mod admission;
 mod batches;
 pub mod checkpoints;
 pub mod diff;
@@ -38,7 +40,7 @@ pub mod tenure;
 mod wall;
 
 pub use checkpoints::CheckpointStore;
-pub use error::Error;
+pub use error::{Error, is_away};
 pub use job_spec::write_job_spec;
 pub use layout::{CheckpointName, RunDir};
 pub use location::Location;

@@ -1,5 +1,6 @@
 //! `trainctl export`
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -53,6 +54,7 @@ impl Export {
         let progress = move |done, total| {
             shown.set_length(total);
             shown.set_position(done);
+            ControlFlow::Continue(())
         };
         let store = place.store(self.from.weights);
         let exported = store.export(checkpoint.name(), Some(&checkpoint.hash), &self.to, &options, progress).await;
@@ -82,6 +84,7 @@ fn print(exported: &Exported) -> Result<(), Failure> {
 fn refusal(error: ExportError) -> Failure {
     match error {
         ExportError::Store(error) => failure(error),
+        ExportError::Stopped => Failure::internal(error.to_string()),
         ExportError::Target { .. } | ExportError::Overflow { .. } | ExportError::Tokenizer { .. } => {
             Failure::usage(error.to_string())
         }

@@ -1,5 +1,5 @@
 //! The real daemon against a coordinator stub on a real socket: process hygiene (T1–T4), commands (W1–W5, J2, J3, J7), the
-//! spool over reconnects and kills (S1–S3, P5), rendezvous (R1, R2), the keeper.
+//! spool over reconnects and kills (S1–S4, P5), rendezvous (R1, R2), the keeper.
 
 // The kit is test code, but clippy's leave for tests covers only functions marked as tests.
 #[allow(unreachable_pub, clippy::unwrap_used, clippy::panic)]

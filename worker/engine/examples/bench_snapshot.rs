@@ -27,7 +27,7 @@ use trainctl_engine::optim::AdamW;
 use trainctl_engine::parallel::World;
 use trainctl_engine::params::Parameters;
 use trainctl_engine::schedule::SaveReason;
-use trainctl_engine::{Link, Requests, TrainJob};
+use trainctl_engine::{FailedSave, Link, Requests, TrainJob};
 use trainctl_spec::model::Architecture;
 use trainctl_spec::report::{Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::start::DataPhase;
@@ -52,11 +52,14 @@ impl Link for Reports {
     fn shards_durable(&self, report: ShardReport) {
         self.0.lock().unwrap().push(report);
     }
-    fn save_failed(&self, kind: SaveKind, step: Step, why: &str) {
-        panic!("{kind:?} of step {step}: {why}");
+    fn save_failed(&self, failed: FailedSave) {
+        panic!("{failed:?}");
     }
     fn save_skipped(&self, kind: SaveKind, step: Step, why: &str) {
         panic!("{kind:?} of step {step}: {why}");
+    }
+    fn withdraw(&self, _: SaveKind, _: &[Step]) -> Vec<Step> {
+        Vec::new()
     }
     fn requests(&self) -> Requests {
         Requests::default()

@@ -69,6 +69,8 @@ pub enum Error {
         what: String,
         /// What failed.
         why: String,
+        /// Their place is away, which says nothing of the weights: a later try may succeed.
+        away: bool,
     },
     /// The saved tensors are not those of this model and optimizer. Nothing was changed.
     #[error("{what} does not fit the model; nothing was loaded:{faults}")]
@@ -102,6 +104,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// An [`Error::Load`] that another try would meet again.
+    pub(crate) fn load(what: &str, why: impl std::fmt::Display) -> Self {
+        Self::Load { what: what.to_owned(), why: why.to_string(), away: false }
+    }
+
+    /// An [`Error::Load`] of what the store answered.
+    pub(crate) fn load_stored(what: &str, error: &trainctl_store::Error) -> Self {
+        Self::Load { what: what.to_owned(), why: error.to_string(), away: error.is_away() }
+    }
+
+    /// An [`Error::Load`] of what the file system answered.
+    pub(crate) fn load_io(what: &str, error: &std::io::Error) -> Self {
+        Self::Load { what: what.to_owned(), why: error.to_string(), away: trainctl_store::is_away(error) }
+    }
+
     /// Was it this process that failed (`true`), or did it lose a peer (`false`)? The root-cause verdict asks.
     pub fn is_own_fault(&self) -> bool {
         !matches!(self, Self::Collective { .. })

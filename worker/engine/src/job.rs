@@ -44,8 +44,23 @@ pub struct Requests {
     pub save: bool,
 }
 
-/// The engine's only way to its worker. Calls return at once (a queue, a shared word): the training step waits for
-/// none of them.
+/// An attempt to write a save that failed on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedSave {
+    /// Which save.
+    pub kind: SaveKind,
+    /// Its step.
+    pub step: Step,
+    /// Attempts so far, from 1.
+    pub attempt: u32,
+    /// Another attempt follows. Without it this rank never reports the save as durable.
+    pub is_tried_again: bool,
+    /// What failed.
+    pub why: String,
+}
+
+/// The engine's only way to its worker. Calls return at once (a queue, a shared word), but for [`Link::withdraw`]: the
+/// training step waits for none of them.
 pub trait Link: Send + Sync {
     /// The phase that begins, and the step it belongs to.
     fn phase(&self, phase: Phase, step: Step);
@@ -62,10 +77,13 @@ pub trait Link: Send + Sync {
     /// This rank's shards of a step are written, synced and hashed.
     fn shards_durable(&self, report: ShardReport);
     /// A save failed on this rank; the run goes on on the last commit.
-    fn save_failed(&self, kind: SaveKind, step: Step, why: &str);
+    fn save_failed(&self, failed: FailedSave);
     /// A save was left out on this rank, as `checkpoint.when_busy` says or because nothing can be written.
     fn save_skipped(&self, kind: SaveKind, step: Step, why: &str);
-    /// What is asked of this rank now. Read once per step.
+    /// Takes back what this rank has reported as durable of saves of `kind`, as far as no coordinator was ever sent it. The steps
+    /// of those that nobody can commit any more. Waits for the worker, though not for long; called beside training.
+    fn withdraw(&self, kind: SaveKind, steps: &[Step]) -> Vec<Step>;
+    /// What is asked of this rank now. Read once per step, and before a write is tried again.
     fn requests(&self) -> Requests;
 }
 

@@ -31,4 +31,4 @@ pub mod train;
 pub mod validate;
 
 pub use error::{Error, TensorFault, TensorFaults};
-pub use job::{Finished, Link, Requests, TrainJob};
+pub use job::{FailedSave, Finished, Link, Requests, TrainJob};

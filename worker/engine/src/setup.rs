@@ -57,8 +57,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     let updates = match (&job.start_from, &spec.model.init) {
         (Some(from), _) => {
             let place = if from.store.is_empty() { Location::of_job(spec) } else { from.store.parse() };
-            let place =
-                place.map_err(|e| Error::Load { what: format!("checkpoint {}", from.name), why: e.to_string() })?;
+            let place = place.map_err(|e| Error::load_stored(&format!("checkpoint {}", from.name), &e))?;
             let threads = NonZeroUsize::new(job.threads as usize).unwrap_or(NonZeroUsize::MIN);
             checkpoint::load(&place, from, &mut params, &mut optimizer, threads)?
         }

@@ -9,7 +9,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::runs::{commit, commit_kind, losses, reports, spec, tensors};
+use support::runs::{commit, commit_kind, losses, reports, spec, state_hash, tensors};
 use support::world::{Case, Told};
 use support::{assert_close, config};
 use tch::{Kind, Tensor};
@@ -181,17 +181,18 @@ fn a_save_that_cannot_fit_fails_on_every_rank_and_only_the_last_one_fails_the_ru
     let Some(_mounted) = Mounted::tmpfs(&place, "1m") else { return };
     let mut spec = spec(dir.path(), 0.0, 9);
     spec.checkpoint.checkpoint_dir = Some(place.display().to_string());
-    for rank in Case::new(spec, 2).run() {
+    // Without a stop the last save would wait for room for ever.
+    for rank in (Case { stop_heard: Some((vec![0, 1], 8)), ..Case::new(spec, 2) }).run() {
         assert_eq!(rank.steps, (0..9).collect::<Vec<_>>(), "the run goes on");
-        assert_eq!((rank.failed_saves.len(), rank.skipped_saves.len()), (3, 0), "steps 3, 7 and 8");
+        assert_eq!((rank.failed_saves.len(), rank.skipped_saves.len()), (5, 0), "steps 3, 7 and three times 8");
         let why = "2 of 2 ranks find too little free space";
         assert!(
             rank.failed_saves[0].starts_with(&format!("3: {why}: {} has ", place.display())),
             "{:?}",
-            rank.skipped_saves
+            rank.failed_saves
         );
         let Some(Err(text)) = &rank.ended else { panic!("{:?}", rank.ended) };
-        assert!(text.starts_with(&format!("save checkpoint epoch_0_step_8: {why}")), "{text}");
+        assert!(text.starts_with(&format!("save checkpoint epoch_0_step_8: {} has ", place.display())), "{text}");
         assert!(text.contains("free space there"), "{text}");
         assert!(rank.reports.is_empty());
     }
@@ -215,6 +216,79 @@ fn a_fault_at_a_point_of_the_trainer_costs_one_save_or_stops_a_load() {
         let ended = case.run()[0].ended.clone();
         assert!(matches!(&ended, Some(Err(text)) if text.starts_with("load checkpoint epoch_0_step_7: ")), "{ended:?}");
     }
+}
+
+fn shards(dir: &Path, step: u64) -> usize {
+    let folder = |section| std::fs::read_dir(dir.join(format!("epoch_0_step_{step}")).join(section));
+    ["model", "optim"].map(|section| folder(section).map_or(0, Iterator::count)).iter().sum()
+}
+
+#[test]
+fn the_last_save_is_tried_again_with_the_snapshot_that_it_has() {
+    // As the shard of the weights is written, then that of the optimizer, and when both are durable.
+    for fault in ["shard.write:5:enospc", "shard.write.temp:6:enospc", "save.report:2:eio"] {
+        let (dir, unbroken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let told = Case { fault: fault.to_owned(), ..Case::new(spec(dir.path(), 0.0, 8), 2) }.run();
+        for rank in &told {
+            assert!(matches!(rank.ended, Some(Ok((FinishCause::Complete, 8, _)))), "{fault}: {:?}", rank.ended);
+            assert_eq!((saved(rank, SaveKind::Full), rank.steps.len()), (vec![3, 7], 8), "{fault}");
+        }
+        let failed: Vec<&String> = told.iter().flat_map(|rank| &rank.failed_saves).collect();
+        assert!(!failed.is_empty(), "{fault}");
+        for why in failed {
+            assert!(why.starts_with("7: ") && why.ends_with("; trying again in 1 s"), "{fault}: {why}");
+        }
+        let want = Case::new(spec(unbroken.path(), 0.0, 8), 2).run();
+        assert_eq!(state_hash(&told, 7), state_hash(&want, 7), "{fault}");
+        commit(&spec(dir.path(), 0.0, 8), &told, 7);
+    }
+}
+
+#[test]
+fn a_write_that_fails_is_reported_before_the_next_save() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = spec(dir.path(), 0.0, 8);
+    std::fs::write(dir.path().join("epoch_0_step_3"), "a file where the checkpoint's directory belongs").unwrap();
+    // The save of step 7 is the next one; step 6 does not end before the failure is reported.
+    let told = Case { failure_awaited: Some((3, 6)), ..Case::new(spec, 1) }.run();
+    assert!(matches!(told[0].ended, Some(Ok(_))), "{:?}", told[0].ended);
+    assert_eq!(told[0].failed_saves.len(), 1, "once: {:?}", told[0].failed_saves);
+}
+
+#[test]
+fn p5_a_save_that_nobody_was_told_of_goes_when_retention_would_drop_it() {
+    for is_cut_off in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spec = spec(dir.path(), 0.0, 20);
+        spec.checkpoint.max_recent_checkpoints = Some(1);
+        let told = Case { is_cut_off, ..Case::new(spec.clone(), 2) }.run();
+        for rank in &told {
+            // When step 11 is saved that of step 7 is complete, so that of step 3 may go; and so on.
+            assert_eq!(rank.withdrawn, [3, 7, 11]);
+        }
+        let left: Vec<u64> = [3, 7, 11, 15, 19].into_iter().filter(|step| shards(dir.path(), *step) > 0).collect();
+        assert_eq!(left, if is_cut_off { vec![15, 19] } else { vec![3, 7, 11, 15, 19] });
+        for step in [15, 19] {
+            commit(&spec, &told, step);
+        }
+    }
+}
+
+#[test]
+fn what_the_other_ranks_wrote_of_a_save_that_failed_goes_with_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = spec(dir.path(), 0.0, 12);
+    let place = dir.path().join("epoch_0_step_3");
+    std::fs::create_dir_all(place.join("model")).unwrap();
+    // Rank 1 cannot write its second file: a directory has that name.
+    std::fs::create_dir_all(place.join("optim/shard-00001-of-00002.g1.safetensors/x")).unwrap();
+    let told = Case::new(spec.clone(), 2).run();
+    assert_eq!(told.iter().map(|rank| rank.failed_saves.len()).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!((saved(&told[0], SaveKind::Full), saved(&told[1], SaveKind::Full)), (vec![3, 7, 11], vec![7, 11]));
+    assert_eq!(std::fs::read_dir(place.join("model")).unwrap().count(), 0, "the shards of both ranks");
+    assert_eq!(std::fs::read_dir(place.join("optim")).unwrap().count(), 1, "what is not theirs stays");
+    assert_eq!((shards(dir.path(), 7), shards(dir.path(), 11)), (5, 5));
+    commit(&spec, &told, 11);
 }
 
 /// A small file system of its own; needs root.

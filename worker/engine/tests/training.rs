@@ -183,7 +183,7 @@ fn d2_a_phase_reads_where_it_says_and_counts_each_corpus() {
 fn requests_heard_by_one_rank_act_on_all_at_the_same_step() {
     let dir = tempfile::tempdir().unwrap();
     let spec = spec(dir.path(), 0.0, 100);
-    let told = Case { save_heard: Some((0, 1)), stop_heard: Some((1, 5)), ..Case::new(spec.clone(), 2) }.run();
+    let told = Case { save_heard: Some((0, 1)), stop_heard: Some((vec![1], 5)), ..Case::new(spec.clone(), 2) }.run();
     for rank in &told {
         assert!(matches!(rank.ended, Some(Ok((FinishCause::Stopped, 6, _)))), "{:?}", rank.ended);
         let saved: Vec<u64> = rank.reports.iter().map(|report| report.step).collect();
@@ -217,7 +217,10 @@ fn a_failed_last_save_fails_the_run_and_says_why() {
     assert!(matches!(told[0].ended, Some(Ok(_))), "the run goes on after a failed save: {:?}", told[0].ended);
     assert_eq!(told[0].failed_saves.len(), 1);
     std::fs::write(dir.path().join("epoch_0_step_4"), "").unwrap();
-    let told = Case { stop_at: 5, generation: 2, ..Case::new(spec, 1) }.run();
+    let stop_heard = Some((vec![0], 4));
+    let told = Case { stop_at: 5, generation: 2, stop_heard, ..Case::new(spec, 1) }.run();
     let Some(Err(text)) = &told[0].ended else { panic!("{:?}", told[0].ended) };
     assert!(text.contains("save checkpoint epoch_0_step_4"), "{text}");
+    let attempts = told[0].failed_saves.iter().filter(|why| why.starts_with('4'));
+    assert_eq!(attempts.count(), 3, "as often as a stop allows: {:?}", told[0].failed_saves);
 }

@@ -7,6 +7,7 @@
 //! | 64 | [`USAGE`] | not started by a worker |
 //! | 71 | `PEER_LOST` | a collective, the rendezvous or the link lost its other side: a consequence |
 //! | 74 | `DISK` | data or checkpoint could not be read or written |
+//! | 75 | `STORE_AWAY` | a checkpoint could not be loaded since its place is away: a later try may succeed |
 //! | 76 | `DEVICE` | CUDA or NCCL reported an error |
 //! | 77 | `NON_FINITE` | loss or gradient not finite, and the spec says stop |
 //! | 79 | `OUT_OF_MEMORY` | an allocation failed |
@@ -86,6 +87,7 @@ fn class_of(error: &Error, message: &str) -> i32 {
     match error {
         Error::NonFinite { .. } => code::NON_FINITE,
         Error::Collective { source, .. } | Error::Shim(source) if source.is_consequence() => code::PEER_LOST,
+        Error::Load { away: true, .. } => code::STORE_AWAY,
         Error::Data { .. } | Error::Load { .. } | Error::Save { .. } => code::DISK,
         _ => class_of_text(message).unwrap_or(code::ERROR),
     }
@@ -131,6 +133,10 @@ mod tests {
         Error::Collective { what: "all-reduce".into(), step: Step(3), source }
     }
 
+    fn load(why: &str, away: bool) -> Error {
+        Error::Load { what: "checkpoint epoch_0_step_9".into(), why: why.into(), away }
+    }
+
     #[test]
     fn each_class_has_its_code() {
         let lost = collective::Error::PeerLost { operation: "all_reduce", message: "connection closed by peer".into() };
@@ -141,7 +147,8 @@ mod tests {
             (collective_error(lost), code::PEER_LOST),
             (collective_error(argument), code::ERROR),
             (Error::NonFinite { step: Step(1), loss: f64::NAN, grad_norm: 1.0 }, code::NON_FINITE),
-            (Error::Load { what: "checkpoint epoch_0_step_9".into(), why: "hash".into() }, code::DISK),
+            (load("hash", false), code::DISK),
+            (load("connection refused", true), code::STORE_AWAY),
             (Error::Spec("x".into()), code::ERROR),
             (torch("CUDA out of memory. Tried to allocate 2 GiB"), code::OUT_OF_MEMORY),
             (torch("CUDA error: an illegal memory access was encountered"), code::DEVICE),

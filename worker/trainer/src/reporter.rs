@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Code;
-use trainctl_engine::{Finished, Link as EngineLink, Requests};
+use trainctl_engine::{FailedSave, Finished, Link as EngineLink, Requests};
 use trainctl_proto::v1::{self, PhaseChanged, RankReport, StepDone, rank_report::Report};
 use trainctl_spec::Step;
 use trainctl_spec::report::{Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
@@ -26,6 +27,8 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// How long a save that is under way may take after the engine has failed.
 const LAST_SAVE: Duration = Duration::from_secs(30);
+/// How long the worker may take to withdraw reports; files of which it says nothing stay until the next commit.
+const WITHDRAW: Duration = Duration::from_secs(5);
 /// Pause between two looks whether it has ended.
 const POLL: Duration = Duration::from_millis(2);
 
@@ -38,6 +41,8 @@ enum Item {
 /// The engine's link to its worker.
 pub(crate) struct Reporter {
     queue: mpsc::Sender<Item>,
+    client: Client,
+    runtime: Handle,
     requests: Arc<Pending>,
     closed: AtomicBool,
 }
@@ -46,9 +51,9 @@ impl Reporter {
     /// Starts the sending task on the link's threads.
     pub(crate) fn start(link: &Link, requests: Arc<Pending>) -> Self {
         let (queue, items) = mpsc::channel(QUEUE);
-        let client = link.client();
-        link.handle().spawn(send_all(client, items));
-        Self { queue, requests, closed: AtomicBool::new(false) }
+        let (client, runtime) = (link.client(), link.handle());
+        runtime.spawn(send_all(client.clone(), items));
+        Self { queue, client, runtime, requests, closed: AtomicBool::new(false) }
     }
 
     /// Reports the finish; returns once the worker has it and everything before.
@@ -121,10 +126,32 @@ impl EngineLink for Reporter {
         }
     }
 
-    fn save_failed(&self, kind: SaveKind, step: Step, why: &str) {
-        tracing::error!(?kind, step = step.0, why, "save failed; the run goes on on the last commit");
+    fn save_failed(&self, failed: FailedSave) {
+        let FailedSave { kind, step, attempt, is_tried_again: tried_again, why } = failed;
+        tracing::error!(?kind, step = step.0, attempt, why, "save failed; the run goes on on the last commit");
         let kind = v1::SaveKind::from(kind).into();
-        self.report(Report::SaveFailed(v1::SaveFailed { step: step.0, error: why.to_owned(), kind }));
+        self.report(Report::SaveFailed(v1::SaveFailed { step: step.0, error: why, kind, attempt, tried_again }));
+    }
+
+    fn withdraw(&self, kind: SaveKind, steps: &[Step]) -> Vec<Step> {
+        let steps = steps.iter().map(|step| step.0).collect();
+        let request = v1::WithdrawRequest { kind: v1::SaveKind::from(kind).into(), steps };
+        let (mut client, (reply, answer)) = (self.client.clone(), std::sync::mpsc::sync_channel(1));
+        self.runtime.spawn(async move {
+            // Nobody waits any more after the time is over.
+            drop(reply.send(client.withdraw(request).await));
+        });
+        match answer.recv_timeout(WITHDRAW) {
+            Ok(Ok(withdrawn)) => withdrawn.into_inner().steps.into_iter().map(Step).collect(),
+            Ok(Err(status)) => {
+                tracing::warn!(why = status.message(), "the worker withdraws no reports");
+                Vec::new()
+            }
+            Err(_) => {
+                tracing::warn!("the worker does not say whether it withdraws reports");
+                Vec::new()
+            }
+        }
     }
 
     fn save_skipped(&self, kind: SaveKind, step: Step, why: &str) {

@@ -11,16 +11,17 @@ use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 use trainctl_collective::{KeyValue, KvErrorKind};
 use trainctl_engine::{Finished, Link as _, Requests};
+use trainctl_proto::v1;
 use trainctl_proto::v1::rank_report::Report;
 use trainctl_proto::v1::rendezvous_server::{Rendezvous, RendezvousServer};
 use trainctl_proto::v1::trainer_link_server::{TrainerLink, TrainerLinkServer};
 use trainctl_proto::v1::{
     Assignment, AssignmentRequest, ControlRequest, Fence, KvAdd, KvCompareSet, KvEmpty, KvFlag, KvGet, KvKeys,
-    KvNumber, KvSet, KvValue, RankReport, ReportReply, SaveRequest, Sealed, StopRequest, TrainerControl,
-    trainer_control,
+    KvNumber, KvSet, KvValue, RankReport, ReportReply, SaveRequest, Sealed, StopRequest, TrainerControl, WithdrawReply,
+    WithdrawRequest, trainer_control,
 };
 use trainctl_spec::Step;
-use trainctl_spec::report::{FinishCause, Phase, TrainRow};
+use trainctl_spec::report::{FinishCause, Phase, SaveKind, TrainRow};
 
 use crate::ending::Ending;
 use crate::link::Link;
@@ -153,6 +154,17 @@ fn a_lost_worker_is_a_lost_peer() {
     assert!(ending.message().contains("the worker does not take reports"), "{ending:?}");
 }
 
+#[test]
+fn the_worker_says_which_reports_it_withdraws() {
+    let mut pair = pair();
+    let reporter = Reporter::start(&pair.link, pair.requests.clone());
+    let steps = [Step(9), Step(19)];
+    assert_eq!(reporter.withdraw(SaveKind::Full, &steps), [Step(19)]);
+    assert_eq!(reporter.withdraw(SaveKind::Weights, &steps), [], "a worker that can not");
+    pair.server.take().unwrap().shutdown_timeout(Duration::from_millis(100));
+    assert_eq!(reporter.withdraw(SaveKind::Full, &steps), [], "a worker that is gone");
+}
+
 /// A save that was under way when the engine failed is waited for and its report delivered.
 #[test]
 fn what_still_runs_after_a_failure_is_waited_for() {
@@ -235,6 +247,15 @@ impl TrainerLink for Worker {
         }
         shared.reports.extend(request.into_inner().report);
         Ok(Response::new(ReportReply {}))
+    }
+
+    async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawReply>, Status> {
+        let WithdrawRequest { kind, steps } = request.into_inner();
+        if kind != i32::from(v1::SaveKind::Full) {
+            return Err(Status::resource_exhausted("disk full"));
+        }
+        // The first one was sent.
+        Ok(Response::new(WithdrawReply { steps: steps[1..].to_vec() }))
     }
 
     type ControlStream = BoxStream<'static, Result<TrainerControl, Status>>;

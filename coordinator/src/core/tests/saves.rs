@@ -23,8 +23,12 @@ fn fail_save(world: &mut World, rank: u32, step: u64) {
 }
 
 fn fail_save_of(world: &mut World, kind: SaveKind, rank: u32, step: u64) {
+    report_failed(world, kind, rank, step, 1, false);
+}
+
+fn report_failed(world: &mut World, kind: SaveKind, rank: u32, step: u64, attempt: u32, tried_again: bool) {
     let error = "write model/shard: No space left on device".to_owned();
-    let failed = v1::SaveFailed { step, error, kind: v1::SaveKind::from(kind).into() };
+    let failed = v1::SaveFailed { step, error, kind: v1::SaveKind::from(kind).into(), attempt, tried_again };
     world.report(SessionId::from(rank) + 1, rank, Report::SaveFailed(failed));
 }
 
@@ -262,7 +266,107 @@ fn a_last_save_that_the_store_refuses_is_no_success() {
     let JobPhase::Stopping { why: StopReason::Restart { cause }, .. } = world.phase() else {
         panic!("{:?}", world.phase())
     };
-    assert!(cause.to_string().contains("the last save could not become a checkpoint"), "{cause}");
+    let text = "the last save, of step 39, could not become a checkpoint: model/shard-1 is missing";
+    assert!(cause.to_string().contains(text), "{cause}");
+}
+
+#[test]
+fn j5_a_last_save_that_is_refused_in_each_generation_stops_the_job() {
+    let mut world = World::running();
+    for generation in [2, 3] {
+        // What is committed before the end shows no progress: the run has been further.
+        world.shards(1, 0, 29);
+        world.shards(2, 1, 29);
+        world.committed(29, Ok(()));
+        world.shards(1, 0, 39);
+        world.shards(2, 1, 39);
+        world.finish(v1::FinishCause::Complete, 40);
+        assert_eq!(world.generation, generation);
+        refuse_commit(&mut world, 39);
+        if generation == 2 {
+            world.later(Duration::from_secs(1));
+            world.prepare(StartPoint { step: 20, ..StartPoint::default() });
+            world = world.run();
+        }
+    }
+    let JobPhase::Failed { cause: Cause::Deterministic { step: 39, last, .. } } = world.phase() else {
+        panic!("{:?}", world.phase())
+    };
+    assert!(matches!(*last, Cause::Storage { .. }), "{last}");
+    assert_eq!(world.core.jobs[&job()].record.budget.used, 2);
+}
+
+#[test]
+fn the_reports_of_a_save_that_a_rank_could_not_write_are_not_kept() {
+    let mut world = World::running();
+    world.shards(1, 0, 9);
+    assert!(world.acked(1) < world.seq[&1], "it may still be complete");
+    fail_save(&mut world, 1, 9);
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+    fail_save(&mut world, 1, 19);
+    world.shards(1, 0, 19);
+    assert_eq!(world.acked(1), world.seq[&1], "the failure may come first");
+    // Rank 1 says nothing of step 29, but of a later one: it was left out there, or its report is lost.
+    world.shards(1, 0, 29);
+    world.shards(2, 1, 39);
+    assert_eq!((world.acked(1), world.commits()), (world.seq[&1], 0));
+    world.shards(1, 0, 39);
+    assert_eq!(weights_of(&world), [(SaveKind::Full, 39)]);
+}
+
+#[test]
+fn a_save_that_a_rank_tries_again_is_waited_for_and_each_attempt_counts() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: false, max_failures: 3}");
+    world.shards(1, 0, 39);
+    for attempt in 1..=2 {
+        report_failed(&mut world, SaveKind::Full, 1, 39, attempt, true);
+        assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    }
+    assert!(world.acked(1) < world.seq[&1], "its report is kept");
+    assert_eq!(world.events("save_failed")[1]["attempt"], 2);
+    let mut other = World::running_with("checkpoint", "{save_consolidated: false, max_failures: 3}");
+    report_failed(&mut other, SaveKind::Full, 1, 39, 3, true);
+    assert!(matches!(other.phase(), JobPhase::Stopping { why: StopReason::Fail { .. }, .. }), "{:?}", other.phase());
+    world.shards(2, 1, 39);
+    world.committed(39, Ok(()));
+    world.finish(v1::FinishCause::Complete, 40);
+    assert_eq!(world.phase(), JobPhase::Succeeded);
+}
+
+#[test]
+fn failures_of_an_outage_that_a_commit_parts_are_not_in_a_row() {
+    let mut world = World::running_with("checkpoint", "{save_consolidated: false, max_failures: 2}");
+    // Rank 0's spool comes first, whole: nothing of it is committed before the last report is heard.
+    fail_save(&mut world, 0, 9);
+    world.shards(1, 0, 19);
+    fail_save(&mut world, 0, 29);
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    world.shards(2, 1, 9);
+    world.shards(2, 1, 19);
+    world.shards(2, 1, 29);
+    world.committed(19, Ok(()));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
+    fail_save(&mut world, 1, 39);
+    assert!(matches!(world.phase(), JobPhase::Stopping { why: StopReason::Fail { .. }, .. }), "{:?}", world.phase());
+}
+
+#[test]
+fn p5_of_saves_whose_commits_fail_the_newest_two_are_tried_again() {
+    let mut world = World::running();
+    for step in [9, 19, 29] {
+        world.shards(1, 0, step);
+        world.shards(2, 1, step);
+        world.committed(step, Err("Permission denied"));
+    }
+    let refused = world.events("checkpoint_refused");
+    assert_eq!((refused.len(), &refused[0]["step"]), (1, &9.into()));
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1] - 2, world.seq[&2] - 2));
+    let before = world.commits();
+    world.later(Duration::from_secs(3));
+    assert_eq!(weights_of(&world)[before..], [(SaveKind::Full, 19), (SaveKind::Full, 29)]);
+    world.committed(29, Ok(()));
+    assert_eq!((world.acked(1), world.acked(2)), (world.seq[&1], world.seq[&2]));
 }
 
 #[test]
@@ -336,9 +440,10 @@ fn on_commit_is_told_the_pointers_that_name_its_checkpoint_and_no_others() {
     let info = CommitInfo {
         checkpoint: "epoch_0_step_9".to_owned(),
         state_hash: "h".to_owned(),
-        moves: vec![("LOWEST_VAL".to_owned(), "epoch_0_step_5".to_owned(), "epoch_0_step_3".to_owned())],
-        pruned: Vec::new(),
-        swept: Vec::new(),
+        changes: Changes {
+            moves: vec![("LOWEST_VAL".to_owned(), "epoch_0_step_5".to_owned(), "epoch_0_step_3".to_owned())],
+            ..Changes::default()
+        },
         pointers: ("epoch_0_step_9".to_owned(), "epoch_0_step_3".to_owned()),
         bytes: 1000,
         commit_seconds: 0.5,
@@ -375,4 +480,32 @@ fn what_a_formation_retires_is_in_the_events() {
     world.handle(Event::Io { job: job(), result: Box::new(IoResult::Prepared(Box::new(Ok(prepared)))) });
     let events = world.events("checkpoint_retired");
     assert_eq!((events.len(), &events[0]["checkpoint"]), (1, &"epoch_0_step_19".into()));
+}
+
+#[test]
+fn what_a_takeover_mended_is_told_and_moves_what_status_shows() {
+    let mut world = World::running();
+    let name = |step| CheckpointName { epoch: 0, step };
+    let changes = Changes {
+        retired: vec![name(29)],
+        restored: vec![name(19)],
+        moves: vec![("LATEST".to_owned(), "epoch_0_step_29".to_owned(), "epoch_0_step_19".to_owned())],
+        pruned: vec!["epoch_0_step_4".to_owned()],
+        swept: vec!["epoch_0_step_6".to_owned()],
+    };
+    let pointers = ("epoch_0_step_19".to_owned(), String::new());
+    let mended = Mended { changes: vec![(SaveKind::Full, changes)], pointers };
+    world.handle(Event::Io { job: job(), result: Box::new(IoResult::Mended(Box::new(mended))) });
+    let told = [
+        ("checkpoint_retired", "checkpoint", "epoch_0_step_29"),
+        ("checkpoint_restored", "checkpoint", "epoch_0_step_19"),
+        ("pointer_moved", "to", "epoch_0_step_19"),
+        ("checkpoint_pruned", "checkpoint", "epoch_0_step_4"),
+        ("orphan_removed", "path", "epoch_0_step_6"),
+    ];
+    for (kind, key, value) in told {
+        let events = world.events(kind);
+        assert_eq!(events.last().map(|event| event[key].clone()), Some(value.into()), "{kind}");
+    }
+    assert_eq!(world.core.status(&job()).map(|status| status.latest), Some("epoch_0_step_19".to_owned()));
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::exit::{Fingerprint, RankFailure};
+use super::exit::{ExitClass, Fingerprint, RankFailure};
 use crate::ids::Rank;
 use crate::report::Phase;
 
@@ -136,14 +136,21 @@ impl Cause {
     /// not.
     #[must_use]
     pub fn is_charged(&self) -> bool {
-        !matches!(
+        let free = matches!(
             self,
             Self::WaitingForWorkers { .. }
                 | Self::Abandoned { .. }
                 | Self::Preempted
                 | Self::TimeLimit
                 | Self::Superseded { .. }
-        )
+        );
+        !free && !self.is_store_away()
+    }
+
+    /// A rank could not load since the checkpoint's place is away: it is waited for.
+    #[must_use]
+    pub fn is_store_away(&self) -> bool {
+        matches!(self, Self::Rank { failure } if failure.class == ExitClass::StoreAway)
     }
 
     /// The fingerprint that J5 counts, for internal causes.

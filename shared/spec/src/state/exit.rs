@@ -35,6 +35,8 @@ pub mod code {
     pub const PEER_LOST: i32 = 71;
     /// Reading or writing files failed.
     pub const DISK: i32 = 74;
+    /// The place of a checkpoint cannot be reached or has trouble of its own: nothing is known of the checkpoint.
+    pub const STORE_AWAY: i32 = 75;
     /// The device reported an error.
     pub const DEVICE: i32 = 76;
     /// Loss or gradient was not finite and the spec says stop.
@@ -68,6 +70,8 @@ pub enum ExitClass {
     Device,
     /// Reading or writing files failed.
     Disk,
+    /// The place of a checkpoint cannot be reached or has trouble of its own, which says nothing of the checkpoint.
+    StoreAway,
     /// Loss or gradient not finite.
     NonFinite,
     /// Another non-zero exit code.
@@ -100,6 +104,7 @@ impl ExitClass {
                 code::FINISHED => Self::Finished,
                 code::PEER_LOST => Self::PeerLost,
                 code::DISK => Self::Disk,
+                code::STORE_AWAY => Self::StoreAway,
                 code::DEVICE => Self::Device,
                 code::NON_FINITE => Self::NonFinite,
                 code::OUT_OF_MEMORY => Self::OutOfMemory,
@@ -117,10 +122,23 @@ impl ExitClass {
     }
 
     /// J5: came from outside the program, hence never deterministic: SIGKILL or SIGTERM without a sign of OOM, a lost
-    /// worker, node or link.
+    /// worker, node or link, a store that is away.
     #[must_use]
     pub fn is_external(self) -> bool {
-        matches!(self, Self::Lost | Self::PeerLost | Self::StoppedByUs | Self::Signal { signal: SIGKILL | SIGTERM, .. })
+        matches!(
+            self,
+            Self::Lost
+                | Self::PeerLost
+                | Self::StoppedByUs
+                | Self::StoreAway
+                | Self::Signal { signal: SIGKILL | SIGTERM, .. }
+        )
+    }
+
+    /// Whether its process ended by itself and said why: what a killed one wrote last has nothing to do with the kill.
+    #[must_use]
+    pub fn has_last_words(self) -> bool {
+        self == Self::StoreAway || !self.is_external()
     }
 }
 
@@ -140,6 +158,7 @@ impl fmt::Display for ExitClass {
             Self::Assertion => f.write_str("aborted (SIGABRT: a failed assertion)"),
             Self::Device => f.write_str("device error"),
             Self::Disk => f.write_str("reading or writing files failed"),
+            Self::StoreAway => f.write_str("cannot reach the checkpoint's place"),
             Self::NonFinite => f.write_str("loss or gradient not finite"),
             Self::Error { code } => write!(f, "exited with code {code}"),
             Self::Lost => f.write_str("lost"),

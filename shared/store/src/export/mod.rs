@@ -16,6 +16,7 @@ mod target;
 mod tokenizer;
 mod write;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -80,12 +81,18 @@ pub struct Exported {
     pub warnings: Vec<String>,
 }
 
+/// Gets the bytes read and the bytes to read while an export is written. After a break nothing is left at the target.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
 /// Why there is no export. Nothing is left at the target.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The checkpoint cannot be read, or the target not be written.
     #[error(transparent)]
     Store(#[from] Error),
+    /// `progress` said so.
+    #[error("the export was stopped before its end")]
+    Stopped,
     /// There is something at the target.
     #[error("cannot export to {}: {reason}", path.display())]
     Target {
@@ -137,7 +144,7 @@ pub enum ExportError {
 }
 
 /// Writes the checkpoint that `reader` has open to the directory `to`, which must be missing or empty. Blocks.
-/// `progress` gets the bytes read and the bytes to read. Nobody pins the checkpoint here: [`CheckpointStore::export`] does.
+/// `progress` gets the bytes read and the bytes to read, and may stop it. Nobody pins the checkpoint here: [`CheckpointStore::export`] does.
 ///
 /// # Errors
 /// [`ExportError`].
@@ -145,7 +152,7 @@ pub fn export(
     reader: &ShardReader,
     to: &Path,
     options: &ExportOptions,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<Exported, ExportError> {
     export_by(reader, to, options, BATCH_BYTES, progress)
 }
@@ -156,7 +163,7 @@ fn export_by(
     to: &Path,
     options: &ExportOptions,
     batch_bytes: u64,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<Exported, ExportError> {
     let target = Target::check(to)?;
     let (spec, config, model) = read_spec(reader)?;
@@ -255,7 +262,7 @@ impl CheckpointStore {
         manifest: Option<&str>,
         to: &Path,
         options: &ExportOptions,
-        mut progress: impl FnMut(u64, u64) + Send + 'static,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Exported, ExportError> {
         let pin = match options.pin {
             true => Some(self.pin_to_read(name, "export").await?),

@@ -75,7 +75,7 @@ impl Place {
     }
 
     async fn export(&self, to: &str, options: &ExportOptions) -> Result<Exported, ExportError> {
-        self.store.export(NAME, None, &self.dir.path().join(to), options, |_, _| {}).await
+        self.store.export(NAME, None, &self.dir.path().join(to), options, |_, _| ControlFlow::Continue(())).await
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -245,7 +245,8 @@ async fn refusals_come_before_anything_is_written() {
     let other = ExportOptions { tokenizer: Some(place.path("gone")), ..ExportOptions::default() };
     assert!(matches!(place.export("out", &other).await.unwrap_err(), ExportError::Tokenizer { .. }));
     let to = place.path("out");
-    let unknown = place.store.export(CheckpointName { epoch: 0, step: 8 }, None, &to, &other, |_, _| {});
+    let unknown =
+        place.store.export(CheckpointName { epoch: 0, step: 8 }, None, &to, &other, |_, _| ControlFlow::Continue(()));
     assert!(matches!(unknown.await.unwrap_err(), ExportError::Store(Error::NotCommitted { .. })));
     assert_eq!(place.names(), before);
     assert!(place.store.pins().await.unwrap().is_empty());
@@ -288,10 +289,20 @@ async fn any_size_of_the_batches_gives_the_same_bytes() {
     let reader = place.store.reader(NAME, None).unwrap();
     for batch_bytes in [1, 36, 100, 1000, 4096] {
         let (to, options) = (place.path("out"), ExportOptions { dtype: Some(Dtype::F32), ..ExportOptions::default() });
-        export_by(&reader, &to, &options, batch_bytes, &mut |_, _| {}).unwrap();
+        export_by(&reader, &to, &options, batch_bytes, &mut |_, _| ControlFlow::Continue(())).unwrap();
         check_weights(&to, safetensors::Dtype::F32, wide);
         std::fs::remove_dir_all(&to).unwrap();
     }
+}
+
+#[tokio::test]
+async fn an_export_that_is_stopped_on_its_way_leaves_nothing() {
+    let place = Place::new(true).await;
+    let stop = |done, _| if done > 1000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let stopped = place.store.export(NAME, None, &place.path("at/out"), &ExportOptions::default(), stop).await;
+    assert!(matches!(stopped, Err(ExportError::Stopped)), "{stopped:?}");
+    assert_eq!(std::fs::read_dir(place.path("at")).unwrap().count(), 0);
+    assert!(place.store.pins().await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -303,6 +314,7 @@ async fn progress_ends_at_the_bytes_read() {
     let progress = move |done: u64, total: u64| {
         assert!(done <= total);
         count.fetch_max(done, Ordering::Relaxed);
+        ControlFlow::Continue(())
     };
     place.store.export(NAME, None, &place.path("out"), &options, progress).await.unwrap();
     assert_eq!(seen.load(Ordering::Relaxed), model().parameter_count() * 4, "the masters");

@@ -8,7 +8,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::dtype::{CastReport, cast};
 use super::plan::{Plan, PlannedFile, PlannedTensor};
-use super::{Dtype, ExportError};
+use super::{Dtype, ExportError, Progress};
 use crate::batches::{self, Item, Whole};
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;
@@ -36,7 +36,7 @@ pub(super) fn write_files(
     batch_bytes: u64,
     disk: &Disk,
     folder: &str,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut Progress<'_>,
 ) -> Result<Casts, ExportError> {
     let planned: Vec<&PlannedTensor> = plan.tensors().collect();
     let tensors: Vec<Whole<'_>> = planned.iter().map(|tensor| tensor.whole()).collect();
@@ -70,7 +70,9 @@ pub(super) fn write_files(
                     put(&mut writer, tensor, bytes, &mut casts)?;
                     left -= bytes.len() as u64;
                     done += bytes.len() as u64;
-                    progress(done, total);
+                    if progress(done, total).is_break() {
+                        return Err(ExportError::Stopped);
+                    }
                 }
             }
             writer.finish()?;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use trainctl_spec::JobSpec;
 use trainctl_spec::start::Keep;
 
-pub use parent::{FindError, Parent, Place};
+pub use parent::{FindError, NotFound, Parent, Place};
 
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;

@@ -8,7 +8,7 @@ use trainctl_spec::job::ModelConfigSource;
 use trainctl_spec::start::Keep;
 use trainctl_spec::{Architecture, JobSpec};
 
-use super::Origin;
+use super::{Origin, Wanted, decide_wanted};
 use crate::checkpoints::{CheckpointStore, Committed, ResolveError, ResolveOptions, Selector};
 use crate::error::Error;
 use crate::layout::{CONFIG, CheckpointName, RunDir, WEIGHTS};
@@ -49,6 +49,31 @@ pub enum FindError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl FindError {
+    /// The error of the place, where it says nothing of the checkpoint; else this one again.
+    ///
+    /// # Errors
+    /// What is wrong with the checkpoint, or with what was asked.
+    pub fn of_the_place(self) -> Result<Error, Self> {
+        match self {
+            Self::Store(error @ (Error::Io { .. } | Error::Object { .. } | Error::Stopped(_)))
+            | Self::Resolve(ResolveError::Store(error)) => Ok(error),
+            error => Err(error),
+        }
+    }
+}
+
+/// The checkpoint that a run begins with cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{said}: {error}")]
+pub struct NotFound {
+    /// The checkpoint as people write it.
+    pub name: String,
+    /// Why not.
+    pub error: FindError,
+    said: String,
 }
 
 /// A checkpoint of another run, whole as far as sizes tell.
@@ -104,6 +129,29 @@ impl Place {
 }
 
 impl Parent {
+    /// Finds the checkpoint that a run of `spec` begins with while it has none of its own; `None`: from scratch. `stored` is
+    /// what its `control/origin.json` says.
+    ///
+    /// # Errors
+    /// [`NotFound`].
+    pub async fn wanted(spec: &JobSpec, stored: Option<Origin>) -> Result<Option<Self>, NotFound> {
+        match decide_wanted(spec, stored) {
+            Wanted::Scratch => Ok(None),
+            Wanted::Exactly(origin) => {
+                let name = origin.text();
+                let found = Self::of(&origin).await.map(Some);
+                found.map_err(|error| NotFound { said: format!("this run begins with {name}"), name, error })
+            }
+            Wanted::Named { from, keep } => match Self::find(&from, keep).await {
+                Ok(mut found) => {
+                    found.origin.restore_from = Some(from);
+                    Ok(Some(found))
+                }
+                Err(error) => Err(NotFound { said: format!("checkpoint.restore_from: {from}"), name: from, error }),
+            },
+        }
+    }
+
     /// Finds the checkpoint that a text names.
     ///
     /// # Errors

@@ -220,7 +220,9 @@ async fn export(store: &CheckpointStore, dir: &Path, plan: &Plan) -> Result<(), 
     let to = dir.join(EXPORT);
     if !to.exists() {
         let latest = store.resolve(Selector::Latest, &ResolveOptions::default()).await?.checkpoint;
-        store.export(latest.name(), None, &to, &ExportOptions::default(), |_, _| {}).await?;
+        store
+            .export(latest.name(), None, &to, &ExportOptions::default(), |_, _| std::ops::ControlFlow::Continue(()))
+            .await?;
         plan.promise("export", latest.manifest.step)?;
     }
     Ok(())

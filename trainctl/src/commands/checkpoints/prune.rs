@@ -1,8 +1,10 @@
 //! `trainctl checkpoints prune`
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use serde::Serialize;
-use trainctl_store::checkpoints::{KeepReason, PrunePlan, Retention, Verdict};
+use trainctl_store::checkpoints::{KeepReason, PrunePlan, PruneReport, Retention, Verdict};
 use trainctl_store::{CheckpointName, CheckpointStore};
 
 use super::{listing, pins};
@@ -31,6 +33,9 @@ pub(super) struct Prune {
     output: OutputArgs,
 }
 
+const REMOVE: &str = "remove";
+const KEEP: &str = "keep";
+
 #[derive(Debug, Serialize)]
 struct Line {
     name: CheckpointName,
@@ -55,23 +60,32 @@ impl Prune {
         let keep_every_steps = milestones.and_then(|spec| spec.checkpoint.keep_every_steps);
         let retention = Retention { keep: Some(keep), keep_every_steps, best_metric_key: best };
         let plan = store.plan_prune(&retention).await.map_err(failure)?;
-        let lines = lines(&store, &plan).await?;
+        let mut lines = lines(&store, &plan).await?;
+        let mut strays = Vec::new();
         if !self.dry_run && plan.removes() {
             let held = Held::acquire(run_dir).await?;
             let report = held.during(|fence| store.prune(fence, &retention)).await?.map_err(failure)?;
-            // What was removed may differ from what was planned: somebody may have pinned one in between.
-            for name in plan.leaving().filter(|name| !report.removed.contains(name) && !report.swept.contains(name)) {
-                note(&format!("{name} stays: it was pinned or became a pointer's target meanwhile"));
-            }
+            settle(&mut lines, &report);
+            strays = report.strays;
         }
         if self.output.is_json() {
-            json(&serde_json::json!({ "dry_run": self.dry_run, "keep": keep, "checkpoints": lines }))?;
+            let (dry_run, checkpoints) = (self.dry_run, lines);
+            json(&serde_json::json!({
+                "dry_run": dry_run, "keep": keep, "checkpoints": checkpoints, "strays": strays,
+            }))?;
             return Ok(Exit::Ok);
         }
-        let freed: u64 = lines.iter().filter(|line| line.action == "remove").map(|line| line.bytes).sum();
+        let freed: u64 = lines.iter().filter(|line| line.action == REMOVE).map(|line| line.bytes).sum();
         for row in &lines {
-            let action = if self.dry_run && row.action == "remove" { "would be removed" } else { row.action };
+            let action = match (row.action, self.dry_run) {
+                (REMOVE, true) => "would be removed",
+                (REMOVE, false) => "removed",
+                (action, _) => action,
+            };
             line(&format!("{}  {action}  {}", row.name, row.reason))?;
+        }
+        for stray in strays {
+            line(&format!("{stray}  removed  left by a dead generation"))?;
         }
         let verb = if self.dry_run { "would free" } else { "freed" };
         note(&format!("{verb} {}", size(freed)));
@@ -91,6 +105,22 @@ impl Prune {
     }
 }
 
+/// What was done may differ from what was planned: somebody pinned one in between, or committed one.
+fn settle(lines: &mut Vec<Line>, report: &PruneReport) {
+    let gone: BTreeSet<CheckpointName> = report.removed.iter().chain(&report.swept).copied().collect();
+    for line in lines.iter_mut().filter(|line| line.action == REMOVE && !gone.contains(&line.name)) {
+        (line.action, line.reason) = (KEEP, "pinned or named by a pointer meanwhile".to_owned());
+    }
+    for name in gone {
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) if line.action == REMOVE => {}
+            Some(line) => (line.action, line.reason) = (REMOVE, "not kept any more when its turn came".to_owned()),
+            None => lines.push(Line { name, action: REMOVE, reason: "came meanwhile".to_owned(), bytes: 0 }),
+        }
+    }
+    lines.sort_by_key(|line| line.name);
+}
+
 async fn lines(store: &CheckpointStore, plan: &PrunePlan) -> Result<Vec<Line>, Failure> {
     let listing = listing(store).await?;
     let pins = pins(store).await?;
@@ -100,23 +130,40 @@ async fn lines(store: &CheckpointStore, plan: &PrunePlan) -> Result<Vec<Line>, F
         .iter()
         .map(|(name, verdict)| {
             let (action, reason) = match verdict {
-                Verdict::Remove => ("remove", "not among the newest".to_owned()),
+                Verdict::Remove => (REMOVE, "not among the newest".to_owned()),
                 Verdict::Keep(KeepReason::Pinned) => {
                     let who = pins.iter().filter(|pin| pin.name == *name).map(|pin| pin.who.as_str());
-                    ("keep", format!("pinned by {}", who.collect::<Vec<_>>().join(", ")))
+                    (KEEP, format!("pinned by {}", who.collect::<Vec<_>>().join(", ")))
                 }
-                Verdict::Keep(reason) => ("keep", reason.to_string()),
+                Verdict::Keep(reason) => (KEEP, reason.to_string()),
             };
             Line { name: *name, action, reason, bytes: bytes(*name) }
         })
         .collect();
     let dead = |name: &CheckpointName| Line {
         name: *name,
-        action: "remove",
+        action: REMOVE,
         reason: "never committed, and older than the newest commit".to_owned(),
         bytes: 0,
     };
     lines.extend(plan.dead.iter().map(dead));
     lines.sort_by_key(|line| line.name);
     Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_done_is_told_and_not_what_was_planned() {
+        let name = |step| CheckpointName { epoch: 0, step };
+        let line = |step, action| Line { name: name(step), action, reason: String::new(), bytes: 7 };
+        let mut lines = vec![line(9, REMOVE), line(19, REMOVE), line(29, KEEP)];
+        let report = PruneReport { removed: vec![name(9)], swept: vec![name(14)], strays: Vec::new() };
+        settle(&mut lines, &report);
+        let told: Vec<_> = lines.iter().map(|line| (line.name.step, line.action)).collect();
+        assert_eq!(told, [(9, REMOVE), (14, REMOVE), (19, KEEP), (29, KEEP)]);
+        assert!(lines[2].reason.contains("meanwhile"));
+    }
 }

@@ -6,7 +6,7 @@
 //! body     1 byte kind · 8 bytes sequence number · 8 bytes wall time in ms · payload
 //! ```
 //! A check is the first four bytes of blake3. Kinds: 1 record (payload: an encoded `RankReport`), 2 acknowledged up to
-//! the number, 3 opened (payload: the kernel's boot id; number: the highest one given before).
+//! the number, 3 opened (payload: the kernel's boot id; number: the highest one given before), 4 withdrawn (number: the record's).
 
 #![expect(
     clippy::disallowed_methods,
@@ -34,6 +34,7 @@ pub(super) enum FrameKind {
     Record = 1,
     Acked = 2,
     Opened = 3,
+    Withdrawn = 4,
 }
 
 /// One frame; `offset` is where it begins in the file, once it is there.
@@ -78,6 +79,7 @@ impl Frame {
             1 => FrameKind::Record,
             2 => FrameKind::Acked,
             3 => FrameKind::Opened,
+            4 => FrameKind::Withdrawn,
             _ => return None,
         };
         let seq = u64::from_le_bytes(body[1..9].try_into().ok()?);

@@ -7,6 +7,8 @@
 //! - **S2** A torn or damaged tail is cut at the last whole frame. Where records that had been sent may be lost with it
 //!   (the machine restarted, or a frame was damaged), numbering goes on after a gap, so S1 holds.
 //! - **S3** The file is replaced by an empty one only when every record is acknowledged.
+//! - **S4** A withdrawn record was never sent and never will be, not by a successor either. Only reports of durable shards are
+//!   withdrawn: those of a save that a later one has superseded while no coordinator could be told.
 //!
 //! [`file`] is the format, [`Spool`] the synchronous core, [`SpoolHandle`] the thread that owns it: no disk ever blocks
 //! the daemon's owner task.
@@ -14,7 +16,7 @@
 mod file;
 mod thread;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -77,11 +79,26 @@ enum Written {
     Before { wall_ms: u64 },
 }
 
-#[derive(Clone, Copy, Debug)]
+/// A save that a report of durable shards is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SaveOf {
+    /// The job's id.
+    pub job: String,
+    /// The generation.
+    pub generation: u64,
+    /// A `v1::SaveKind`.
+    pub kind: i32,
+    /// Zero-based.
+    pub step: u64,
+}
+
+#[derive(Clone, Debug)]
 struct Pending {
     seq: u64,
     offset: u64,
     written: Written,
+    /// What may be withdrawn; absent for what a predecessor wrote, which it may have sent.
+    save: Option<Box<SaveOf>>,
 }
 
 /// Both clocks at one instant.
@@ -101,6 +118,8 @@ pub struct Spool {
     next_seq: u64,
     acked: u64,
     noted: u64,
+    /// The highest number that was read, to be sent.
+    sent: u64,
     last_exit: Option<(String, u64, u32)>,
     boot_id: String,
 }
@@ -112,7 +131,7 @@ impl Spool {
     /// [`SpoolError::Io`].
     pub fn open(path: &Path, fresh_id: &str, boot_id: &str, now: Now) -> Result<Self, SpoolError> {
         let (mut log, loaded) = LogFile::open(path, fresh_id)?;
-        let mut pending = VecDeque::new();
+        let (mut pending, mut withdrawn) = (VecDeque::new(), BTreeSet::new());
         let (mut last_seq, mut acked, mut last_boot, mut last_exit) = (0, 0, None, None);
         for frame in &loaded.frames {
             match frame.kind {
@@ -125,12 +144,15 @@ impl Spool {
                     last_seq = last_seq.max(frame.seq);
                     last_exit = exit_of(&frame.payload).or(last_exit);
                     let written = Written::Before { wall_ms: frame.wall_ms };
-                    pending.push_back(Pending { seq: frame.seq, offset: frame.offset, written });
+                    pending.push_back(Pending { seq: frame.seq, offset: frame.offset, written, save: None });
+                }
+                FrameKind::Withdrawn => {
+                    withdrawn.insert(frame.seq);
                 }
             }
         }
         last_seq = last_seq.max(acked);
-        pending.retain(|record| record.seq > acked);
+        pending.retain(|record| record.seq > acked && !withdrawn.contains(&record.seq));
         let lost_sent = loaded.damaged || last_boot.as_deref().is_some_and(|boot| boot != boot_id);
         if lost_sent {
             tracing::warn!(
@@ -142,7 +164,8 @@ impl Spool {
         }
         log.append(&Frame::new(FrameKind::Opened, last_seq, now.wall_ms, boot_id.as_bytes().to_vec()))?;
         log.sync()?;
-        Ok(Self { log, pending, next_seq: last_seq + 1, acked, noted: acked, last_exit, boot_id: boot_id.to_owned() })
+        let (next_seq, noted, boot_id) = (last_seq + 1, acked, boot_id.to_owned());
+        Ok(Self { log, pending, next_seq, acked, noted, sent: last_seq, last_exit, boot_id })
     }
 
     /// The spool's id.
@@ -194,8 +217,33 @@ impl Spool {
         }
         self.next_seq += 1;
         self.last_exit = exit.or(self.last_exit.take());
-        self.pending.push_back(Pending { seq, offset, written: Written::Here(now.monotonic) });
+        let save = save_of(report).map(Box::new);
+        self.pending.push_back(Pending { seq, offset, written: Written::Here(now.monotonic), save });
         Ok(seq)
+    }
+
+    /// Withdraws the reports of these saves, as far as they were never read (S4), durably. Returns those saves.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`]; then nothing is withdrawn.
+    pub fn withdraw(&mut self, saves: &[SaveOf], now: Now) -> Result<Vec<SaveOf>, SpoolError> {
+        let (sent, before) = (self.sent, self.log.len());
+        let is_wanted = |record: &Pending| record.seq > sent && record.save.as_ref().is_some_and(|s| saves.contains(s));
+        let wanted: Vec<u64> = self.pending.iter().filter(|r| is_wanted(r)).map(|record| record.seq).collect();
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let frames = wanted.iter().map(|seq| Frame::new(FrameKind::Withdrawn, *seq, now.wall_ms, Vec::new()));
+        let log = &mut self.log;
+        let noted = frames.into_iter().try_for_each(|frame| log.append(&frame).map(drop)).and_then(|()| log.sync());
+        if let Err(error) = noted {
+            self.log.cut_to(before)?;
+            return Err(error);
+        }
+        let is_gone = |record: &Pending| wanted.contains(&record.seq);
+        let (gone, left): (VecDeque<Pending>, _) = self.pending.drain(..).partition(is_gone);
+        self.pending = left;
+        Ok(gone.into_iter().filter_map(|record| record.save).map(|save| *save).collect())
     }
 
     /// Up to `max_records` records after `after`, and no more than about `max_bytes`, in order; at least one when there
@@ -217,7 +265,9 @@ impl Spool {
             if records.len() >= max_records || bytes >= max_bytes {
                 break;
             }
-            let Pending { seq, offset, written } = self.pending[index];
+            let Pending { seq, offset, written, .. } = self.pending[index];
+            // Whoever reads it may send it.
+            self.sent = self.sent.max(seq);
             let payload = self.log.read_at(offset, seq)?;
             bytes += payload.len();
             let report = RankReport::decode(payload.as_slice()).map_err(|error| SpoolError::Record {
@@ -283,10 +333,22 @@ pub fn is_spooled(report: &RankReport) -> bool {
                 | Report::TrainRow(_)
                 | Report::ValidationRow(_)
                 | Report::Shards(_)
+                | Report::SaveFailed(_)
+                | Report::SaveSkipped(_)
                 | Report::Finished(_)
                 | Report::Exited(_)
         )
     )
+}
+
+fn save_of(report: &RankReport) -> Option<SaveOf> {
+    match (&report.report, &report.fence) {
+        (Some(Report::Shards(shards)), Some(fence)) => {
+            let (job, generation) = (fence.job.clone(), fence.generation);
+            Some(SaveOf { job, generation, kind: shards.kind, step: shards.step })
+        }
+        _ => None,
+    }
 }
 
 fn exit_key(report: &RankReport) -> Option<(String, u64, u32)> {

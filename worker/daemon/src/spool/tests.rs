@@ -1,9 +1,9 @@
-//! S1–S3 and P5. Kills of the real daemon are in `tests/`.
+//! S1–S4 and P5. Kills of the real daemon are in `tests/`.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
 
-use trainctl_proto::v1::{Fence, Finished, TrainRow, TrainerExit};
+use trainctl_proto::v1::{Fence, Finished, SaveFailed, SaveKind, SaveSkipped, ShardsDurable, TrainRow, TrainerExit};
 
 use super::*;
 
@@ -192,10 +192,52 @@ fn the_last_exit_is_known_after_a_reopening() {
     assert!(!spool.knows_exit("j", 7, 2) && !spool.knows_exit("j", 8, 3) && !spool.knows_exit("k", 7, 3));
 }
 
+fn shards(step: u64) -> RankReport {
+    of(Report::Shards(ShardsDurable { step, kind: SaveKind::Full.into(), ..ShardsDurable::default() }))
+}
+
+fn save(generation: u64, kind: SaveKind, step: u64) -> SaveOf {
+    SaveOf { job: "j".to_owned(), generation, kind: kind.into(), step }
+}
+
+#[test]
+fn s4_what_was_not_read_can_be_withdrawn_and_is_never_sent() {
+    let place = place();
+    let mut spool = open(&place);
+    for report in [shards(9), row(10), shards(19), shards(29)] {
+        spool.append(&report, at(0)).unwrap();
+    }
+    spool.read(0, 1, usize::MAX, at(0)).unwrap();
+    let others = [save(7, SaveKind::Full, 9), save(6, SaveKind::Full, 19), save(7, SaveKind::Weights, 19)];
+    assert_eq!(spool.withdraw(&others, at(0)).unwrap(), [], "it may have been sent; another generation; another kind");
+    let wanted = save(7, SaveKind::Full, 19);
+    assert_eq!(spool.withdraw(std::slice::from_ref(&wanted), at(0)).unwrap(), [wanted.clone()]);
+    assert_eq!(spool.withdraw(&[wanted], at(0)).unwrap(), [], "once");
+    let left = [(1, shards(9)), (2, row(10)), (4, shards(29))];
+    assert_eq!((all(&mut spool), spool.last_seq()), (left.to_vec(), 4));
+    drop(spool);
+    let mut spool = open(&place);
+    assert_eq!(all(&mut spool), left, "a successor does not send it either");
+    assert_eq!(spool.append(&row(30), at(0)).unwrap(), 5);
+}
+
+#[test]
+fn s4_what_a_predecessor_may_have_sent_is_not_withdrawn() {
+    let place = place();
+    let mut spool = open(&place);
+    spool.append(&shards(9), at(0)).unwrap();
+    drop(spool);
+    let mut spool = open(&place);
+    assert_eq!(spool.withdraw(&[save(7, SaveKind::Full, 9)], at(0)).unwrap(), []);
+    assert_eq!(all(&mut spool), [(1, shards(9))]);
+}
+
 #[test]
 fn what_ends_or_commits_is_synced_and_rows_are_not() {
     assert!(must_sync(&of(Report::Finished(Finished::default()))));
     assert!(must_sync(&of(Report::Exited(TrainerExit::default()))));
     assert!(!must_sync(&row(0)) && is_spooled(&row(0)));
+    assert!(is_spooled(&of(Report::SaveFailed(SaveFailed::default()))));
+    assert!(is_spooled(&of(Report::SaveSkipped(SaveSkipped::default()))));
     assert!(!is_spooled(&of(Report::Step(trainctl_proto::v1::StepDone { step: 1 }))));
 }

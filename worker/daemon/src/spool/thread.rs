@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use trainctl_proto::v1::RankReport;
 use trainctl_runtime::clock::Clock;
 
-use super::{Now, Record, Spool, SpoolError};
+use super::{Now, Record, SaveOf, Spool, SpoolError};
 
 /// Requests that may wait for the disk before callers wait too.
 const QUEUE: usize = 1_024;
@@ -27,6 +27,7 @@ enum Request {
     Append(Box<RankReport>, oneshot::Sender<Result<u64, SpoolError>>),
     Read { after: u64, max_records: usize, max_bytes: usize, reply: oneshot::Sender<Result<Vec<Record>, SpoolError>> },
     Ack { spool: String, up_to: u64 },
+    Withdraw(Vec<SaveOf>, oneshot::Sender<Result<Vec<SaveOf>, SpoolError>>),
     Flush(oneshot::Sender<Result<(), SpoolError>>),
 }
 
@@ -113,6 +114,16 @@ impl SpoolHandle {
         }
     }
 
+    /// As [`Spool::withdraw`].
+    ///
+    /// # Errors
+    /// As [`Spool::withdraw`], or [`SpoolError::Closed`].
+    pub async fn withdraw(&self, saves: Vec<SaveOf>) -> Result<Vec<SaveOf>, SpoolError> {
+        let (reply, answer) = oneshot::channel();
+        self.request(Request::Withdraw(saves, reply)).await?;
+        answer.await.map_err(|_| SpoolError::Closed)?
+    }
+
     /// Forces everything to the disk.
     ///
     /// # Errors
@@ -161,6 +172,11 @@ fn serve(mut spool: Spool, requests: &mut mpsc::Receiver<Request>, status: &watc
                     tracing::warn!(%error, "an acknowledgement could not be noted; records may be sent twice");
                 }
                 status.send_replace(status_of(&spool));
+            }
+            Request::Withdraw(saves, reply) => {
+                let withdrawn = spool.withdraw(&saves, now);
+                status.send_replace(status_of(&spool));
+                answer(reply, withdrawn);
             }
             Request::Flush(reply) => answer(reply, spool.flush()),
         }

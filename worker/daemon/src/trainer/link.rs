@@ -12,8 +12,8 @@ use tonic::{Request, Response, Status};
 use trainctl_proto::v1::rendezvous_server::RendezvousServer;
 use trainctl_proto::v1::trainer_link_server::{TrainerLink, TrainerLinkServer};
 use trainctl_proto::v1::{
-    Assignment, AssignmentRequest, ControlRequest, Phase, RankReport, ReportReply, TrainerControl, rank_report::Report,
-    trainer_control,
+    Assignment, AssignmentRequest, ControlRequest, Phase, RankReport, ReportReply, TrainerControl, WithdrawReply,
+    WithdrawRequest, rank_report::Report, trainer_control,
 };
 use trainctl_runtime::rpc::MAX_MESSAGE_BYTES;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
@@ -22,7 +22,7 @@ use super::lock;
 use super::rendezvous::Forward;
 use crate::session::machine::Event;
 use crate::session::transport::Gateway;
-use crate::spool::{self, SpoolHandle};
+use crate::spool::{self, SaveOf, SpoolHandle};
 
 /// Requests that may wait for a trainer; all of them are repeatable, so what does not fit is dropped.
 const CONTROL_QUEUE: usize = 64;
@@ -169,6 +169,15 @@ impl TrainerLink for Link {
             return Err(Status::unavailable("the worker is shutting down"));
         }
         Ok(Response::new(ReportReply {}))
+    }
+
+    async fn withdraw(&self, request: Request<WithdrawRequest>) -> Result<Response<WithdrawReply>, Status> {
+        let WithdrawRequest { kind, steps } = request.into_inner();
+        let fence = self.0.assignment.fence.clone().unwrap_or_default();
+        let save = |step| SaveOf { job: fence.job.clone(), generation: fence.generation, kind, step };
+        let withdrawn = self.0.spool.withdraw(steps.into_iter().map(save).collect()).await;
+        let withdrawn = withdrawn.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        Ok(Response::new(WithdrawReply { steps: withdrawn.into_iter().map(|save| save.step).collect() }))
     }
 
     type ControlStream = futures::stream::BoxStream<'static, Result<TrainerControl, Status>>;

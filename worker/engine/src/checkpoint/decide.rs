@@ -27,15 +27,21 @@ pub(super) enum Decision {
 /// Whether a save waits for the one before rather than giving way to it.
 /// A run's last save always waits: without it steps would be lost on purpose.
 pub(super) fn waits(reason: SaveReason, when_busy: WhenBusy) -> bool {
-    matches!(reason, SaveReason::Last | SaveReason::Stopping) || when_busy == WhenBusy::Wait
+    is_last(reason) || when_busy == WhenBusy::Wait
 }
 
-/// Decides on one save. `waits` is asked first, so `busy` ranks exist only where a save gives way.
+/// Whether the run ends with this save.
+pub(super) fn is_last(reason: SaveReason) -> bool {
+    matches!(reason, SaveReason::Last | SaveReason::Stopping)
+}
+
+/// Decides on one save. `waits` is asked first, so `busy` ranks exist only where a save gives way; then nothing else is judged,
+/// and a rank's saves of a kind end in the order of their steps.
 pub(super) fn decide(obstacles: Obstacles, world_size: u32) -> Decision {
     match obstacles {
         Obstacles { busy: 0, full: 0 } => Decision::Save,
-        Obstacles { full: 1.., .. } => {
-            Decision::Fail(format!("{} of {world_size} ranks find too little free space", obstacles.full))
+        Obstacles { busy: 0, full } => {
+            Decision::Fail(format!("{full} of {world_size} ranks find too little free space"))
         }
         Obstacles { busy, .. } => Decision::Skip(format!(
             "{busy} of {world_size} ranks still write the save before, and checkpoint.when_busy is skip"
@@ -73,11 +79,10 @@ mod tests {
     fn one_rank_in_the_way_is_enough_for_all() {
         let of = |busy, full| decide(Obstacles { busy, full }, 4);
         assert_eq!(of(0, 0), Decision::Save);
-        assert_eq!(
-            of(1, 0),
-            Decision::Skip("1 of 4 ranks still write the save before, and checkpoint.when_busy is skip".to_owned())
-        );
-        assert_eq!(of(1, 2), Decision::Fail("2 of 4 ranks find too little free space".to_owned()));
+        let busy = "1 of 4 ranks still write the save before, and checkpoint.when_busy is skip".to_owned();
+        assert_eq!(of(1, 0), Decision::Skip(busy.clone()));
+        assert_eq!(of(0, 2), Decision::Fail("2 of 4 ranks find too little free space".to_owned()));
+        assert_eq!(of(1, 2), Decision::Skip(busy), "the room is that of the save before");
     }
 
     #[test]

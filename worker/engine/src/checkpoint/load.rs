@@ -41,15 +41,16 @@ pub fn load(
     threads: NonZeroUsize,
 ) -> Result<u64, Error> {
     let what = format!("checkpoint {}", from.name);
-    let fail = |why: String| Error::Load { what: what.clone(), why };
+    let fail = |why: String| Error::load(&what, why);
+    let stored = |error: trainctl_store::Error| Error::load_stored(&what, &error);
     let name: CheckpointName = from.name.parse().map_err(|e| fail(format!("{e}")))?;
-    let reader = ShardReader::open_at(place, name, Some(&from.manifest_blake3)).map_err(|e| fail(e.to_string()))?;
+    let reader = ShardReader::open_at(place, name, Some(&from.manifest_blake3)).map_err(stored)?;
     let reader = reader.with_threads(threads);
     if reader.manifest().kind == SaveKind::Weights || !from.keep.optimizer {
         load_weights(&what, &reader, params)?;
         return Ok(0);
     }
-    let trainer = reader.read_trainer_state().map_err(|e| fail(e.to_string()))?;
+    let trainer = reader.read_trainer_state().map_err(stored)?;
     let trainer = trainer.ok_or_else(|| fail("the trainer's state of rank 0 is missing".to_owned()))?;
     let trainer: TrainerState =
         serde_json::from_slice(&trainer).map_err(|e| fail(format!("the trainer's state of rank 0: {e}")))?;
@@ -59,13 +60,13 @@ pub fn load(
     if !faults.is_empty() {
         return Err(Error::Misfit { what, faults: TensorFaults(faults) });
     }
-    fault::pass(FailPoint::LOAD_STATE).map_err(|e| fail(e.to_string()))?;
+    fault::pass(FailPoint::LOAD_STATE).map_err(|e| Error::load_io(&what, &e))?;
     let mut reads = Vec::with_capacity(wanted.len());
     for (name, tensor) in &mut wanted {
         let out = trainctl_collective::bytes_mut(tensor).map_err(Error::Shim)?;
         reads.push(Read { name, part: Part::Whole, out });
     }
-    reader.read_into(reads).map_err(|e| fail(e.to_string()))?;
+    reader.read_into(reads).map_err(stored)?;
     if std::env::var_os(VERIFY_ENV).is_some() {
         let (found, wanted) = (hash(&wanted).map_err(fail)?, &reader.manifest().state_hash);
         if found != *wanted {
@@ -78,7 +79,6 @@ pub fn load(
 
 /// Weights of any type into the masters: those of the masters where they were saved, else those of the forward.
 fn load_weights(what: &str, reader: &ShardReader, params: &mut Parameters) -> Result<(), Error> {
-    let fail = |why: String| Error::Load { what: what.to_owned(), why };
     let found: BTreeMap<String, Saved> = reader.tensors().map(|(name, info)| (name.to_owned(), saved(info))).collect();
     let mut names = Vec::with_capacity(params.entries().len());
     let mut faults = Vec::new();
@@ -102,7 +102,7 @@ fn load_weights(what: &str, reader: &ShardReader, params: &mut Parameters) -> Re
     if !faults.is_empty() {
         return Err(Error::Misfit { what: what.to_owned(), faults: TensorFaults(faults) });
     }
-    fault::pass(FailPoint::LOAD_STATE).map_err(|e| fail(e.to_string()))?;
+    fault::pass(FailPoint::LOAD_STATE).map_err(|e| Error::load_io(what, &e))?;
     let places: BTreeMap<&str, usize> = names.iter().map(String::as_str).zip(0..).collect();
     for group in reader.groups(GROUP_BYTES) {
         let group: Vec<(&str, usize)> = group
@@ -113,7 +113,7 @@ fn load_weights(what: &str, reader: &ShardReader, params: &mut Parameters) -> Re
         let size = |name: &str| reader.info(name).map_or(0, TensorInfo::bytes) as usize;
         let mut buffers: Vec<Vec<u8>> = group.iter().map(|(name, _)| vec![0; size(name)]).collect();
         let reads = group.iter().zip(&mut buffers).map(|((name, _), out)| Read { name, part: Part::Whole, out });
-        reader.read_into(reads).map_err(|e| fail(e.to_string()))?;
+        reader.read_into(reads).map_err(|e| Error::load_stored(what, &e))?;
         for ((name, at), bytes) in group.iter().zip(&buffers) {
             copy_weights(&mut params.masters_mut()[*at], &found[*name].dtype, bytes)?;
         }

@@ -6,8 +6,10 @@
 
 mod deal;
 mod decide;
+mod earlier;
 mod load;
 mod pretrained;
+mod retry;
 mod save;
 mod snapshot;
 mod write;

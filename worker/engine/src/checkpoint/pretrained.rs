@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use trainctl_spec::Architecture;
 use trainctl_spec::model::Fit;
 use trainctl_store::hugging_face::{self, Directory};
+use trainctl_store::is_away;
 
 use super::load::copy_weights;
 use crate::Error;
@@ -19,8 +20,13 @@ use crate::params::Parameters;
 /// hyperparameters; no weight has changed then, unless a read fails halfway.
 pub fn load_pretrained(path: &Path, architecture: &Architecture, params: &mut Parameters) -> Result<(), Error> {
     let what = path.display().to_string();
-    let fail = |why: String| Error::Load { what: what.clone(), why };
-    let failed = |error: hugging_face::Error| fail(error.to_string());
+    let fail = |why: String| Error::load(&what, why);
+    let failed = |error: hugging_face::Error| match &error {
+        hugging_face::Error::Io { source, .. } if is_away(source) => {
+            Error::Load { what: what.clone(), why: error.to_string(), away: true }
+        }
+        _ => fail(error.to_string()),
+    };
     let directory = Directory::open(path).map_err(failed)?;
     if let Some(config) = directory.config() {
         let theirs = Architecture::of_weights(config).map_err(|error| fail(format!("config.json: {error}")))?;

@@ -4,17 +4,20 @@
 //!   never for a commit, so a coordinator that is away stops nothing.
 //! - Each kind of save has one buffer and at most one writing thread: memory and threads are bounded.
 //! - Whether a save is made is decided on counts that are summed over ranks ([`super::decide`]).
-//! - A write that fails is reported and the run goes on on the last commit; only the run's last save must succeed.
+//! - A write that fails is reported by its thread, at once, and the run goes on on the last commit. Only the run's last full save
+//!   must succeed: its thread holds the snapshot and tries again ([`super::retry`]).
+//! - What can never be committed, and what retention would drop, goes before the next save is written ([`super::earlier`]).
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tch::Device;
+use trainctl_spec::Step;
 use trainctl_spec::job::WhenBusy;
 use trainctl_spec::report::SaveKind;
-use trainctl_spec::{Generation, Rank, Step};
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
 use trainctl_store::layout::{CheckpointName, WEIGHTS};
@@ -22,22 +25,24 @@ use trainctl_store::space::free_bytes;
 
 use super::deal::{self, Piece};
 use super::decide::{self, Decision, Obstacles};
+use super::earlier::{Earlier, Leaving};
+use super::retry::Failures;
 use super::snapshot::{Buffer, Plan, State};
-use super::write::{Meta, Write};
+use super::write::{Failure, Meta, Share, Write, remove};
 use crate::Error;
-use crate::job::{Link, TrainJob};
+use crate::job::{FailedSave, Link, TrainJob};
 use crate::parallel::World;
 use crate::params::Parameters;
 use crate::schedule::SaveReason;
 
 /// A save hashes and writes on at most so many threads, and on no more than the rank may train with.
 const WRITERS: u32 = 2;
+/// Pause between two looks whether a stop was asked for, while a write waits to be tried again.
+const POLL: Duration = Duration::from_millis(50);
 
 /// Saves one rank's share.
 pub struct Saver {
-    rank: Rank,
     world_size: u32,
-    generation: Generation,
     threads: u32,
     when_busy: WhenBusy,
     link: Arc<dyn Link>,
@@ -50,12 +55,12 @@ pub struct Saver {
 
 /// The saves of one kind.
 struct Lane {
-    kind: SaveKind,
-    place: Location,
+    share: Share,
     plan: Arc<Plan>,
     /// Bytes of one save, all ranks together.
     all_bytes: u64,
     state: LaneState,
+    earlier: Earlier,
 }
 
 enum LaneState {
@@ -79,18 +84,22 @@ impl Saver {
     /// [`Error::Spec`] when `checkpoint.checkpoint_dir` is no place for checkpoints, [`Error::Internal`].
     pub fn new(job: &TrainJob, params: &Parameters, device: Device, link: Arc<dyn Link>) -> Result<Self, Error> {
         let hands = deal::deal(params.entries(), job.world_size);
-        let lane = |kind, place| Lane::new(kind, place, params, &hands, job.rank, device);
+        let (rank, world_size, generation) = (job.rank, job.world_size, job.generation);
+        let lane = |kind, place, earlier| {
+            Lane::new(Share { kind, place, rank, world_size, generation }, params, &hands, device, earlier)
+        };
         let place = Location::of_job(&job.spec).map_err(|e| Error::Spec(e.to_string()))?;
         let checkpoint = &job.spec.checkpoint;
-        let weights = checkpoint.weights_every_steps.map(|_| lane(SaveKind::Weights, place.join(WEIGHTS)));
+        let weights = checkpoint
+            .weights_every_steps
+            .map(|_| lane(SaveKind::Weights, place.join(WEIGHTS), Earlier::new(checkpoint.max_recent_weights, None)));
+        let earlier = Earlier::new(checkpoint.max_recent_checkpoints, checkpoint.keep_every_steps);
         Ok(Self {
-            rank: job.rank,
-            world_size: job.world_size,
-            generation: job.generation,
+            world_size,
             threads: job.threads,
             when_busy: checkpoint.when_busy,
             link,
-            full: lane(SaveKind::Full, place)?,
+            full: lane(SaveKind::Full, place, earlier)?,
             weights: weights.transpose()?,
             newest: Ok(()),
         })
@@ -117,54 +126,57 @@ impl Saver {
             self.settle(kind);
         }
         let Some(lane) = self.lane_mut(kind) else { return Ok(()) };
-        let shortage = lane.shortage();
-        let counts = world.sum(&[i64::from(busy), i64::from(shortage.is_some())], "agree on a save", step)?;
-        let obstacles = match counts[..] {
-            [busy, full] => Obstacles { busy, full },
+        // The run is not done without its last full save, so that one waits for room.
+        let must_succeed = kind == SaveKind::Full && decide::is_last(reason);
+        let shortage = if must_succeed { None } else { shortage(&lane.share, lane.all_bytes) };
+        let unwritten = lane.earlier.is_unwritten();
+        let counts = [busy, shortage.is_some(), unwritten].map(i64::from);
+        let (obstacles, unwritten) = match world.sum(&counts, "agree on a save", step)?[..] {
+            [busy, full, unwritten] => (Obstacles { busy, full }, unwritten),
             _ => return Err(Error::Internal("an all-reduce changed a tensor's length".to_owned())),
         };
-        match decide::decide(obstacles, self.world_size) {
-            Decision::Save => {}
-            Decision::Skip(why) => {
-                self.link.save_skipped(kind, step, &why);
-                return Ok(());
-            }
-            Decision::Fail(why) => {
-                let here = shortage.map_or_else(String::new, |here| format!(": {here}"));
-                self.ended(kind, name, Err(format!("{why}{here}")));
-                return Ok(());
-            }
+        let decision = decide::decide(obstacles, self.world_size);
+        if let Decision::Skip(why) = decision {
+            self.link.save_skipped(kind, step, &why);
+            return Ok(());
         }
-        let (threads, rank, world_size, generation) = (self.threads, self.rank, self.world_size, self.generation);
-        let link = Arc::clone(&self.link);
+        let (threads, link) = (self.threads, Arc::clone(&self.link));
         let Some(lane) = self.lane_mut(kind) else { return Ok(()) };
+        let leaving = lane.earlier.judge(unwritten);
+        if let Decision::Fail(why) = decision {
+            // There is no room, so what may go does not wait for a thread.
+            make_room(&lane.share, &leaving, link.as_ref());
+            let here = shortage.map_or_else(String::new, |here| format!(": {here}"));
+            self.failed(kind, name, format!("{why}{here}"));
+            return Ok(());
+        }
+        lane.earlier.begin(name);
         let buffer = match lane.snapshot(state, threads) {
             Ok(buffer) => buffer,
             Err(why) => {
-                self.ended(kind, name, Err(format!("snapshot: {why}")));
+                make_room(&lane.share, &leaving, link.as_ref());
+                self.failed(kind, name, format!("snapshot: {why}"));
                 return Ok(());
             }
         };
         let write = Write {
-            kind,
-            place: lane.place.clone(),
+            share: lane.share.clone(),
             name,
-            rank,
-            world_size,
-            generation,
             meta,
             threads: NonZeroUsize::new(threads.min(WRITERS) as usize).unwrap_or(NonZeroUsize::MIN),
             stall: started.elapsed(),
             link,
+            written: BTreeMap::new(),
         };
         let plan = Arc::clone(&lane.plan);
         let thread = thread::Builder::new().name("save".to_owned()).spawn(move || {
-            let result = write.run(&plan, &buffer);
+            make_room(&write.share, &leaving, write.link.as_ref());
+            let result = write_out(write, &plan, &buffer, must_succeed);
             (buffer, result)
         });
         match thread {
             Ok(thread) => lane.state = LaneState::Writing(name, thread),
-            Err(error) => self.ended(kind, name, Err(format!("start a thread: {error}"))),
+            Err(error) => self.failed(kind, name, format!("start a thread: {error}")),
         }
         Ok(())
     }
@@ -201,47 +213,103 @@ impl Saver {
                 return;
             }
         };
-        let result = match thread.join() {
+        match thread.join() {
             Ok((buffer, result)) => {
                 lane.state = LaneState::Idle(buffer);
-                result
+                if result.is_ok() {
+                    lane.earlier.written();
+                }
+                self.ended(kind, name, result);
             }
-            Err(_) => Err("the writing thread panicked".to_owned()),
-        };
-        self.ended(kind, name, result);
+            Err(_) => self.failed(kind, name, "the writing thread panicked".to_owned()),
+        }
+    }
+
+    /// Reports a save that failed on this thread.
+    fn failed(&mut self, kind: SaveKind, name: CheckpointName, why: String) {
+        let step = Step(name.step);
+        self.link.save_failed(FailedSave { kind, step, attempt: 1, is_tried_again: false, why: why.clone() });
+        self.ended(kind, name, Err(why));
     }
 
     /// Notes how a save ended.
     fn ended(&mut self, kind: SaveKind, name: CheckpointName, result: Result<(), String>) {
-        let result = result.or_else(|why| self.fail(kind, name, why));
         if kind == SaveKind::Full {
-            self.newest = result;
+            self.newest = result.map_err(|why| Error::Save { name: name.to_string(), why });
         }
     }
+}
 
-    /// Reports a failed save.
-    fn fail(&self, kind: SaveKind, name: CheckpointName, why: String) -> Result<(), Error> {
-        tracing::error!(checkpoint = %name, ?kind, error = %why, "a save failed; the run goes on on the last commit");
-        self.link.save_failed(kind, Step(name.step), &why);
-        Err(Error::Save { name: name.to_string(), why })
+/// Writes a save and reports how that went, again and again if it must succeed.
+fn write_out(mut write: Write, plan: &Plan, buffer: &Buffer, must_succeed: bool) -> Result<(), String> {
+    let mut failures = Failures::default();
+    loop {
+        let short = if must_succeed { shortage(&write.share, write.bytes_left(plan)) } else { None };
+        let attempt = short.map_or_else(|| write.run(plan, buffer), |why| Err(Failure { why, may_pass: true }));
+        let Err(failure) = attempt else { return Ok(()) };
+        let is_stopping = write.link.requests().stop;
+        let pause = failures.add(is_stopping).filter(|_| must_succeed && failure.may_pass);
+        let why = match pause {
+            Some(pause) => format!("{}; trying again in {} s", failure.why, pause.as_secs()),
+            None => failure.why,
+        };
+        write.link.save_failed(FailedSave {
+            kind: write.share.kind,
+            step: Step(write.name.step),
+            attempt: failures.count(),
+            is_tried_again: pause.is_some(),
+            why: why.clone(),
+        });
+        let Some(pause) = pause else { return Err(why) };
+        let until = Instant::now() + pause;
+        while Instant::now() < until && write.link.requests().stop == is_stopping {
+            thread::sleep(POLL);
+        }
+    }
+}
+
+/// Why so many bytes cannot fit where they go, if that is certain.
+fn shortage(share: &Share, needed: u64) -> Option<String> {
+    // A bucket has no end.
+    let directory = share.place.directory()?;
+    match free_bytes(directory) {
+        Ok(free) => decide::shortage(needed, free, &share.place.to_string()),
+        Err(error) => {
+            tracing::warn!(%error, "a save begins without knowing whether it fits");
+            None
+        }
+    }
+}
+
+/// Removes this rank's files of earlier saves that may go.
+fn make_room(share: &Share, leaving: &Leaving, link: &dyn Link) {
+    let steps: Vec<Step> = leaving.superseded.iter().map(|name| Step(name.step)).collect();
+    let withdrawn = if steps.is_empty() { Vec::new() } else { link.withdraw(share.kind, &steps) };
+    let superseded = leaving.superseded.iter().filter(|name| withdrawn.contains(&Step(name.step)));
+    for name in superseded.chain(&leaving.dead) {
+        match remove(share, *name) {
+            Ok(()) => {
+                tracing::info!(checkpoint = %name, kind = ?share.kind, "a save that nobody will commit is removed")
+            }
+            Err(error) => tracing::warn!(checkpoint = %name, %error, "a save that nobody will commit stays"),
+        }
     }
 }
 
 impl Lane {
     fn new(
-        kind: SaveKind,
-        place: Location,
+        share: Share,
         params: &Parameters,
         hands: &[Vec<Piece>],
-        rank: Rank,
         device: Device,
+        earlier: Earlier,
     ) -> Result<Self, Error> {
         let mut all_bytes = 0;
         for hand in hands {
-            all_bytes += Plan::new(kind, params, hand)?.bytes();
+            all_bytes += Plan::new(share.kind, params, hand)?.bytes();
         }
-        let hand = hands.get(rank.0 as usize).map(Vec::as_slice).unwrap_or_default();
-        let plan = Arc::new(Plan::new(kind, params, hand)?);
+        let hand = hands.get(share.rank.0 as usize).map(Vec::as_slice).unwrap_or_default();
+        let plan = Arc::new(Plan::new(share.kind, params, hand)?);
         let of = Arc::clone(&plan);
         let thread = thread::Builder::new().name("snapshot".to_owned()).spawn(move || of.buffer(device));
         let state = match thread {
@@ -251,7 +319,7 @@ impl Lane {
                 LaneState::Empty
             }
         };
-        Ok(Self { kind, place, plan, all_bytes, state })
+        Ok(Self { share, plan, all_bytes, state, earlier })
     }
 
     /// Copies the state; nothing is being written.
@@ -279,19 +347,8 @@ impl Lane {
                 let device = state.params.values().first().map_or(Device::Cpu, tch::Tensor::device);
                 self.plan.buffer(device)
             }
-            LaneState::Writing(..) => Err(Error::Internal(format!("a {:?} save while one is written", self.kind))),
-        }
-    }
-
-    /// Why the save cannot fit where it goes, if that is certain.
-    fn shortage(&self) -> Option<String> {
-        // A bucket has no end.
-        let directory = self.place.directory()?;
-        match free_bytes(directory) {
-            Ok(free) => decide::shortage(self.all_bytes, free, &self.place.to_string()),
-            Err(error) => {
-                tracing::warn!(%error, "a save begins without knowing whether it fits");
-                None
+            LaneState::Writing(..) => {
+                Err(Error::Internal(format!("a {:?} save while one is written", self.share.kind)))
             }
         }
     }

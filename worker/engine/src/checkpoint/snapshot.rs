@@ -70,6 +70,10 @@ pub(super) struct Item {
 }
 
 impl Item {
+    pub(super) fn bytes(&self) -> u64 {
+        self.range.len() as u64
+    }
+
     /// As the store takes it, from a filled buffer.
     pub(super) fn view<'a>(&'a self, buffer: &'a [u8]) -> TensorView<'a> {
         let slice = (self.shape != self.whole).then(|| {
@@ -145,7 +149,7 @@ impl Plan {
 
     /// Bytes of its tensors.
     pub fn bytes(&self) -> u64 {
-        self.items.iter().map(|item| item.range.len() as u64).sum()
+        self.items.iter().map(Item::bytes).sum()
     }
 
     /// A buffer whose pages exist: the first save must not pay for them. Page-locked when the state is on a GPU.

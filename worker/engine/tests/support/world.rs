@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use trainctl_collective::{KeyValue, KvError, KvErrorKind, MemoryStore};
 use trainctl_engine::checkpoint::VERIFY_ENV;
-use trainctl_engine::{Error, Finished, Link, Requests, TrainJob, train};
+use trainctl_engine::{Error, FailedSave, Finished, Link, Requests, TrainJob, train};
 use trainctl_spec::report::{
     FinishCause, Phase, SaveKind, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow,
 };
@@ -33,12 +33,16 @@ pub struct Case {
     pub phase: DataPhase,
     pub start_step: u64,
     pub stop_at: u64,
-    /// This rank hears a stop request while this step runs.
-    pub stop_heard: Option<(u32, u64)>,
+    /// These ranks hear a stop request while this step runs.
+    pub stop_heard: Option<(Vec<u32>, u64)>,
+    /// No coordinator is sent a report: the worker withdraws whatever it is asked to.
+    pub is_cut_off: bool,
     /// This rank hears a save request while this step runs.
     pub save_heard: Option<(u32, u64)>,
     /// This rank's write of this step ends only once that phase of that step has begun.
     pub held_save: Option<(u32, u64, Phase, u64)>,
+    /// The second step does not end before a failure of the first one's save was reported.
+    pub failure_awaited: Option<(u64, u64)>,
     /// What is taken of `start_from`.
     pub keep: Keep,
     /// `TRAINCTL_FAULT` of every rank.
@@ -68,6 +72,8 @@ pub struct Told {
     pub formed: u32,
     pub failed_saves: Vec<String>,
     pub skipped_saves: Vec<String>,
+    /// Steps of the saves that the worker was asked to withdraw.
+    pub withdrawn: Vec<u64>,
     pub ended: Option<Ended>,
 }
 
@@ -110,8 +116,10 @@ impl Case {
             start_step: 0,
             stop_at,
             stop_heard: None,
+            is_cut_off: false,
             save_heard: None,
             held_save: None,
+            failure_awaited: None,
             keep: Keep::ALL,
             fault: String::new(),
             start_store: String::new(),
@@ -161,10 +169,12 @@ pub fn rank_process() {
     let rank: u32 = std::env::var(RANK).unwrap().parse().unwrap();
     let recorder = Arc::new(Recorder {
         told: Mutex::default(),
-        stop_at: case.stop_heard.filter(|(of, _)| *of == rank).map(|(_, step)| step),
+        stop_at: case.stop_heard.clone().filter(|(of, _)| of.contains(&rank)).map(|(_, step)| step),
+        is_cut_off: case.is_cut_off,
+        failure_awaited: case.failure_awaited,
         save_at: case.save_heard.filter(|(of, _)| *of == rank).map(|(_, step)| step),
         held: case.held_save.filter(|(of, ..)| *of == rank).map(|(_, save, phase, step)| (save, (phase, step))),
-        phase_began: Condvar::new(),
+        said: Condvar::new(),
     });
     let ended = train(&case, rank, recorder.clone());
     let mut told = recorder.told.lock().unwrap();
@@ -202,15 +212,17 @@ fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error>
 struct Recorder {
     told: Mutex<Told>,
     stop_at: Option<u64>,
+    is_cut_off: bool,
+    failure_awaited: Option<(u64, u64)>,
     save_at: Option<u64>,
     held: Option<(u64, (Phase, u64))>,
-    phase_began: Condvar,
+    said: Condvar,
 }
 
 impl Link for Recorder {
     fn phase(&self, phase: Phase, step: Step) {
         self.told.lock().unwrap().phases.push((phase, step.0));
-        self.phase_began.notify_all();
+        self.said.notify_all();
     }
 
     fn formed(&self) {
@@ -218,7 +230,16 @@ impl Link for Recorder {
     }
 
     fn step_done(&self, step: Step) {
-        self.told.lock().unwrap().steps.push(step.0);
+        let mut told = self.told.lock().unwrap();
+        if let Some((save, _)) = self.failure_awaited.filter(|(_, until)| *until == step.0) {
+            let is_reported =
+                |told: &mut Told| told.failed_saves.iter().any(|why| why.starts_with(&format!("{save}: ")));
+            let limit = Duration::from_secs(30);
+            let (now, waited) = self.said.wait_timeout_while(told, limit, |told| !is_reported(told)).unwrap();
+            assert!(!waited.timed_out(), "no failure of step {save} within {limit:?}");
+            told = now;
+        }
+        told.steps.push(step.0);
     }
 
     fn train_row(&self, row: TrainRow) {
@@ -241,7 +262,7 @@ impl Link for Recorder {
     fn shards_durable(&self, report: ShardReport) {
         if let Some((_, until)) = self.held.filter(|(save, _)| *save == report.step && report.kind == SaveKind::Full) {
             let told = self.told.lock().unwrap();
-            drop(self.phase_began.wait_while(told, |told| !told.phases.contains(&until)).unwrap());
+            drop(self.said.wait_while(told, |told| !told.phases.contains(&until)).unwrap());
         }
         assert!(report.stall_seconds > 0.0 && report.write_seconds > 0.0, "{report:?}");
         let ShardReport {
@@ -265,8 +286,18 @@ impl Link for Recorder {
         self.told.lock().unwrap().reports.push(report);
     }
 
-    fn save_failed(&self, _: SaveKind, step: Step, why: &str) {
-        self.told.lock().unwrap().failed_saves.push(format!("{step}: {why}"));
+    fn save_failed(&self, failed: FailedSave) {
+        let FailedSave { step, attempt, is_tried_again, why, .. } = failed;
+        assert_eq!(why.contains("; trying again in "), is_tried_again, "{why}");
+        let attempt = if attempt > 1 { format!(", attempt {attempt}") } else { String::new() };
+        self.told.lock().unwrap().failed_saves.push(format!("{step}{attempt}: {why}"));
+        self.said.notify_all();
+    }
+
+    fn withdraw(&self, _: SaveKind, steps: &[Step]) -> Vec<Step> {
+        let mut told = self.told.lock().unwrap();
+        told.withdrawn.extend(steps.iter().map(|step| step.0));
+        if self.is_cut_off { steps.to_vec() } else { Vec::new() }
     }
 
     fn save_skipped(&self, _: SaveKind, step: Step, why: &str) {

@@ -15,6 +15,19 @@ pub(super) fn explain(error: &Error) -> String {
     format!("{said}{}", remedy(error, code, &text))
 }
 
+/// What a caller gets of a failed request.
+pub(super) fn failed(action: &'static str, url: impl std::fmt::Display, error: &Error) -> crate::Error {
+    let (url, reason) = (url.to_string(), explain(error));
+    crate::Error::Object { action, url, reason, away: is_away(error) }
+}
+
+/// No answer, or one of trouble (5xx, too many requests): the client has tried again for a while. What a person must mend is
+/// no such trouble.
+fn is_away(error: &Error) -> bool {
+    let text = full_text(error);
+    matches!(error, Error::Generic { .. }) && remedy(error, tag(&text, "Code"), &text).is_empty()
+}
+
 /// The error with its causes, each once.
 fn full_text(error: &Error) -> String {
     let mut text = error.to_string();
@@ -83,5 +96,16 @@ mod tests {
         let said = explain(&error("403: <Error><Code>RequestTimeTooSkewed</Code></Error>"));
         assert!(said.contains("NTP"), "{said}");
         assert_eq!(explain(&error("connection refused")), "Generic S3 error: connection refused");
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_is_away_and_one_that_refuses_is_not() {
+        let refused = Error::PermissionDenied { path: "k".to_owned(), source: "403".into() };
+        let away = |error: &Error| failed("read", "s3://b/k", error).is_away();
+        assert!(
+            away(&error("connection refused")) && away(&error("Server error: <Error><Code>SlowDown</Code></Error>"))
+        );
+        assert!(!away(&refused) && !away(&error("403: <Error><Code>ExpiredToken</Code></Error>")));
+        assert!(!away(&error("URL scheme is not allowed")));
     }
 }

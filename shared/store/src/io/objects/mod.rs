@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults, Stage};
 use crate::location::BucketUrl;
 use connect::Client;
-use fault::explain;
+use fault::failed;
 use requests::{Put, absent_is_none, get, put};
 
 /// Keys with which servers are asked whether they honour conditions.
@@ -326,7 +326,7 @@ impl Objects {
 
     fn answer<T>(&self, action: &'static str, key: &str, result: object_store::Result<T>) -> Result<T> {
         result.map_err(|error| match self.path(key) {
-            Ok(url) => Error::object(action, url.display(), explain(&error)),
+            Ok(url) => failed(action, url.display(), &error),
             Err(error) => error,
         })
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Objects;
 use super::connect::Client;
-use super::fault::explain;
+use super::fault::{explain, failed};
 use super::requests::{absent_is_none, again, cut_off, is_transport};
 use super::runtime::{self, Pending};
 use crate::error::{Error, Result};
@@ -261,7 +261,7 @@ impl ObjectReader {
                 Ok(())
             }
             Ok(Err(reason)) => Err(Error::Damaged { path: self.url.clone(), reason }),
-            Err(error) => Err(Error::object("read", self.url.display(), explain(&error))),
+            Err(error) => Err(failed("read", self.url.display(), &error)),
         }
     }
 }
