@@ -1,62 +1,13 @@
 //! `RUN[/NAME]`: which checkpoints a person means, and where they lie.
 
-use std::fmt;
-use std::path::Path;
-use std::str::FromStr;
-
 use trainctl_spec::JobSpec;
 use trainctl_store::checkpoints::{ResolveError, ResolveOptions, Resolved, Selector};
-use trainctl_store::layout::WEIGHTS;
-use trainctl_store::{CheckpointStore, Location, RunDir};
+pub(crate) use trainctl_store::origin::RunRef;
+use trainctl_store::origin::{self, FindError};
+use trainctl_store::{CheckpointStore, RunDir};
 
 use crate::exit::{Exit, Failure};
 use crate::output::note;
-
-/// `RUN`, `RUN/NAME` or `RUN/weights/NAME`; NAME is LATEST, LOWEST_VAL or a checkpoint's directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RunRef {
-    /// Run directory, or directory or URL of checkpoints.
-    pub(crate) run: String,
-    /// The weights-only checkpoints are meant.
-    pub(crate) weights: bool,
-    /// Which one, if it was said.
-    pub(crate) name: Option<Selector>,
-}
-
-impl FromStr for RunRef {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.is_empty() {
-            return Err("name a run directory".to_owned());
-        }
-        let trimmed = match text.trim_end_matches('/') {
-            "" => "/",
-            trimmed => trimmed,
-        };
-        let (parent, last) = trimmed.rsplit_once('/').unwrap_or((".", trimmed));
-        let parent = if parent.is_empty() { "/" } else { parent };
-        let (run, name) = match last.parse() {
-            Ok(selector) => (parent, Some(selector)),
-            Err(_) => (trimmed, None),
-        };
-        let inside = run.strip_suffix(WEIGHTS).and_then(|rest| match rest {
-            "" => Some("."),
-            rest => rest.strip_suffix('/').map(|rest| if rest.is_empty() { "/" } else { rest }),
-        });
-        Ok(Self { run: inside.unwrap_or(run).to_owned(), weights: inside.is_some(), name })
-    }
-}
-
-impl fmt::Display for RunRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.run)?;
-        if self.weights {
-            write!(f, "/{WEIGHTS}")?;
-        }
-        self.name.map_or(Ok(()), |name| write!(f, "/{name}"))
-    }
-}
 
 /// Where a run's checkpoints are.
 #[derive(Debug)]
@@ -73,24 +24,11 @@ impl RunPlace {
     /// Looks up where the checkpoints of `run` lie: a run directory, which may say that they are elsewhere
     /// (`checkpoint.checkpoint_dir`), or the directory or URL itself. Writes nothing.
     pub(crate) fn open(run: &str) -> Result<Self, Failure> {
-        let named: Location = run.parse().map_err(failure)?;
-        let Some(dir) = named.directory() else {
-            // No directory of pins: nothing is found there, and nothing can be written.
-            let full = CheckpointStore::open_at(&named, "/dev/null").map_err(failure)?;
-            return Ok(Self { run_dir: None, spec: None, full });
-        };
-        if !dir.is_dir() {
-            return Err(Failure::usage(format!("{run} is no directory; name a run directory")));
-        }
-        let run_dir = RunDir::new(dir);
-        let spec = read_spec(&run_dir.job_spec())?;
-        let elsewhere = spec.as_ref().filter(|spec| spec.checkpoint.checkpoint_dir.is_some());
-        let place = match elsewhere {
-            Some(spec) => Location::of_job(spec).map_err(failure)?,
-            None => named.clone(),
-        };
-        let full = CheckpointStore::open_at(&place, run_dir.control()).map_err(failure)?;
-        Ok(Self { run_dir: Some(run_dir), spec, full })
+        let origin::RunPlace { dir, spec, full } = origin::RunPlace::open(run).map_err(not_found)?;
+        // Without a run directory there are no pins: nothing is found there, and nothing can be written.
+        let control = dir.as_ref().map_or_else(|| "/dev/null".into(), |dir| RunDir::new(dir).control());
+        let full = CheckpointStore::open_at(&full, control).map_err(failure)?;
+        Ok(Self { run_dir: dir.map(RunDir::new), spec, full })
     }
 
     /// The run directory, for what is kept there wherever the checkpoints lie.
@@ -133,14 +71,13 @@ impl RunPlace {
     }
 }
 
-/// A spec that cannot be read is said, since it decides where the checkpoints are.
-fn read_spec(path: &Path) -> Result<Option<JobSpec>, Failure> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Failure::internal(format!("read {}: {error}", path.display()))),
-    };
-    JobSpec::from_yaml(&text).map(Some).map_err(|faults| Failure::usage(format!("{}: {faults}", path.display())))
+/// A place that is not there is the person's affair, a disk that fails is not.
+fn not_found(error: FindError) -> Failure {
+    match error {
+        FindError::Store(error) => failure(error),
+        FindError::Resolve(error) => refusal(error),
+        error => Failure::usage(error.to_string()),
+    }
 }
 
 /// What is wrong with the checkpoints is 1, what is wrong with the question 64, what is wrong with the disk 2.
@@ -162,35 +99,4 @@ pub(crate) fn failure(error: trainctl_store::Error) -> Failure {
         _ => Exit::Internal,
     };
     Failure { exit, message: error.to_string() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_and_a_name_are_told_apart() {
-        let cases = [
-            ("runs/a", ("runs/a", false, None)),
-            ("runs/a/", ("runs/a", false, None)),
-            ("runs/a/LATEST", ("runs/a", false, Some("LATEST"))),
-            ("runs/a/epoch_0_step_9/", ("runs/a", false, Some("epoch_0_step_9"))),
-            ("LOWEST_VAL", (".", false, Some("LOWEST_VAL"))),
-            ("runs/a/weights/epoch_0_step_9", ("runs/a", true, Some("epoch_0_step_9"))),
-            ("runs/a/weights", ("runs/a", true, None)),
-            ("weights/LATEST", (".", true, Some("LATEST"))),
-            ("/epoch_0_step_9", ("/", false, Some("epoch_0_step_9"))),
-            ("s3://bucket/a/LATEST", ("s3://bucket/a", false, Some("LATEST"))),
-            ("/", ("/", false, None)),
-            ("runs/epoch_0_step_07", ("runs/epoch_0_step_07", false, None)),
-            ("runs/my-weights", ("runs/my-weights", false, None)),
-        ];
-        for (text, (run, weights, name)) in cases {
-            let parsed: RunRef = text.parse().unwrap();
-            let name = name.map(|name| name.parse::<Selector>().unwrap());
-            assert_eq!(parsed, RunRef { run: run.to_owned(), weights, name }, "{text}");
-        }
-        assert!("".parse::<RunRef>().is_err());
-        assert_eq!("a/weights/LATEST".parse::<RunRef>().unwrap().to_string(), "a/weights/LATEST");
-    }
 }

@@ -5,6 +5,7 @@
 //! when the parent's LATEST has moved on. The parent is pinned without end until the run has a commit of its own.
 
 mod parent;
+mod place;
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use trainctl_spec::JobSpec;
 use trainctl_spec::start::Keep;
 
-pub use parent::{FindError, NotFound, Parent, Place};
+pub use parent::{FindError, NotFound, Parent};
+pub use place::{Place, RunPlace, RunRef};
 
 use crate::error::{Error, Result};
 use crate::fault::FailPoint;

@@ -1,4 +1,4 @@
-//! From what a person writes (`RUN`, `RUN/NAME`, `URL/NAME`) to a checkpoint of another run and the spec behind it.
+//! From a place to a checkpoint of another run and the spec behind it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,29 +8,20 @@ use trainctl_spec::job::ModelConfigSource;
 use trainctl_spec::start::Keep;
 use trainctl_spec::{Architecture, JobSpec};
 
-use super::{Origin, Wanted, decide_wanted};
+use super::{Origin, Place, Wanted, decide_wanted};
 use crate::checkpoints::{CheckpointStore, Committed, ResolveError, ResolveOptions, Selector};
 use crate::error::Error;
 use crate::layout::{CONFIG, CheckpointName, RunDir, WEIGHTS};
 use crate::location::Location;
 use crate::shard::ShardReader;
 
-/// Where another run's checkpoint is looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Directory or URL of the checkpoints.
-    pub store: String,
-    /// The run directory, if it is known.
-    pub run: Option<PathBuf>,
-    /// Which one.
-    pub selector: Selector,
-}
-
 /// Why there is no such checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// Nothing is there.
-    #[error("{place} does not exist; name a run directory, or a checkpoint as <run directory>/<name>")]
+    #[error(
+        "{place} does not exist or is no directory; name a run directory, or a checkpoint as <run directory>/<name>"
+    )]
     Missing {
         /// Where was looked.
         place: String,
@@ -87,45 +78,6 @@ pub struct Parent {
     pub spec: JobSpec,
     /// What was noticed on the way, for people.
     pub notes: Vec<String>,
-}
-
-impl Place {
-    /// Splits off a checkpoint's name, LATEST or LOWEST_VAL at the end; without one LATEST is meant. Reads the run's `job.yaml`
-    /// for where its checkpoints are.
-    ///
-    /// # Errors
-    /// [`FindError::Missing`], [`FindError::Spec`].
-    pub fn parse(text: &str) -> Result<Self, FindError> {
-        let text = text.trim_end_matches('/');
-        let (before, last) = text.rsplit_once('/').unwrap_or((".", text));
-        let (base, selector) = match last.parse() {
-            Ok(selector) => (if before.is_empty() { "/" } else { before }, selector),
-            Err(_) => (text, Selector::Latest),
-        };
-        let named: Location = base.parse()?;
-        let Some(dir) = named.directory() else { return Ok(Self { store: named.to_string(), run: None, selector }) };
-        let dir = std::path::absolute(dir).map_err(|source| Error::io("find", dir, source))?;
-        let is_run = |dir: &Path| RunDir::new(dir).job_spec().is_file();
-        // <run>/weights/<name>: the run's checkpoints need not lie in its directory.
-        let (run, weights) = match dir.parent() {
-            Some(above) if dir.ends_with(WEIGHTS) && is_run(above) => (Some(above.to_owned()), true),
-            _ => (Some(dir.clone()).filter(|dir| is_run(dir)), false),
-        };
-        let Some(run) = run else {
-            if !dir.is_dir() {
-                return Err(FindError::Missing { place: dir.display().to_string() });
-            }
-            return Ok(Self { store: Location::from(dir).to_string(), run: None, selector });
-        };
-        let spec = read_spec(&RunDir::new(&run).job_spec())?;
-        let full = match &spec.checkpoint.checkpoint_dir {
-            Some(elsewhere) => elsewhere.parse()?,
-            // Where the run lies now; its spec may say where it was made.
-            None => Location::from(run.as_path()),
-        };
-        let store = if weights { full.join(WEIGHTS) } else { full };
-        Ok(Self { store: store.to_string(), run: Some(run), selector })
-    }
 }
 
 impl Parent {
@@ -317,7 +269,7 @@ fn open_any(origin: &Origin) -> Result<CheckpointStore, Error> {
     }
 }
 
-fn read_spec(path: &Path) -> Result<JobSpec, FindError> {
+pub(super) fn read_spec(path: &Path) -> Result<JobSpec, FindError> {
     let bytes = std::fs::read(path).map_err(|source| Error::io("read", path, source))?;
     parse_spec(path, &bytes)
 }
