@@ -426,7 +426,7 @@ step_scheduler: {global_batch_size: 4, local_batch_size: 2, max_steps: 40}
         let start = tokio::time::Instant::now();
         watches.wait_for_release(&link, second).await;
         assert!(!waited(start));
-        assert_eq!(watches.unreleased(&link), [id.clone()]);
+        assert_eq!(watches.unreleased(&link), std::slice::from_ref(&id));
         status.send_replace(v1::Job { finished_at_ms: Some(1), ..v1::Job::default() });
         watches.wait_for_release(&link, second).await;
         assert!(waited(start), "its task still writes");

@@ -30,7 +30,9 @@ pub fn not_admitted(refusal: &Refusal, run_dir: &str) -> Status {
         }
         Refusal::NotEmpty => (Code::FailedPrecondition, violated("NOT_EMPTY", &["--fresh".to_owned()])),
         Refusal::Differs(keys) => (Code::FailedPrecondition, violated("DIFFERS", keys)),
-        Refusal::Missing { reason, .. } => (Code::FailedPrecondition, violated("NOTHING_COMMITTED", &[reason.clone()])),
+        Refusal::Missing { reason, .. } => {
+            (Code::FailedPrecondition, violated("NOTHING_COMMITTED", std::slice::from_ref(reason)))
+        }
         Refusal::NothingToDo { name, .. } => (Code::FailedPrecondition, violated("NOTHING_TO_DO", &[name.to_string()])),
         Refusal::CannotBegin { reasons, .. } => (Code::FailedPrecondition, violated("CANNOT_BEGIN", reasons)),
     };

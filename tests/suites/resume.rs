@@ -252,6 +252,7 @@ fn p8_a_start_beyond_the_end_is_refused_and_retires_nothing() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "it does what a holder did before it was frozen")]
 fn c2_what_a_takeover_puts_back_is_an_event_of_the_run() {
     if !programs::have_trainer() {
         return;
