@@ -233,9 +233,9 @@ impl Spool {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let frames = wanted.iter().map(|seq| Frame::new(FrameKind::Withdrawn, *seq, now.wall_ms, Vec::new()));
+        let mut frames = wanted.iter().map(|seq| Frame::new(FrameKind::Withdrawn, *seq, now.wall_ms, Vec::new()));
         let log = &mut self.log;
-        let noted = frames.into_iter().try_for_each(|frame| log.append(&frame).map(drop)).and_then(|()| log.sync());
+        let noted = frames.try_for_each(|frame| log.append(&frame).map(drop)).and_then(|()| log.sync());
         if let Err(error) = noted {
             self.log.cut_to(before)?;
             return Err(error);
