@@ -200,7 +200,7 @@ impl Files {
         })
     }
 
-    /// Begins to read a file back that was written past the system's cache. A bucket has no such cache.
+    /// Reads a file back that was written past the system's cache. A bucket has no such cache.
     ///
     /// # Errors
     /// [`Error::Io`] (also if there is no such file in a directory), [`Error::Key`].

@@ -149,8 +149,8 @@ impl ShardWriter {
         Ok(stream(writer, path, &content, None, self.threads)?.file)
     }
 
-    /// Begins to read files of the checkpoint back that were written past the system's cache, so that a restart on this host
-    /// does not wait for the disk. Call it when nobody waits.
+    /// Reads files of the checkpoint back that were written past the system's cache, so that a restart on this host does not
+    /// wait for the disk. Call it when nobody waits.
     ///
     /// # Errors
     /// [`Error::Io`].
