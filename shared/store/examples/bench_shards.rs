@@ -4,7 +4,7 @@
 //!
 //! Ranks are threads. `save`: each rank writes its share (whole parameters with their moments, dealt by size), then the
 //! checkpoint is committed; the state is in memory before the clock starts, and what follows a commit (reading ahead) is after it. `load`: each rank fills memory of its own,
-//! touched before, with the whole state, every byte verified. `verify`: as `trainctl checkpoints verify`.
+//! touched before, with the whole state, and proves its share of the blocks, as ranks of one host do. `verify`: as `trainctl checkpoints verify`.
 
 #![allow(clippy::print_stdout, reason = "the answer is the output")]
 
@@ -19,7 +19,7 @@ use trainctl_store::Unfenced;
 use trainctl_store::checkpoints::CheckpointStore;
 use trainctl_store::layout::{CheckpointName, Section, ShardName};
 use trainctl_store::manifest::{FORMAT, Manifest};
-use trainctl_store::shard::{Part, Read, ShardReader, ShardWriter, TensorView, Written};
+use trainctl_store::shard::{Part, Peers, Read, ShardReader, ShardWriter, TensorView, Written};
 use trainctl_store::state_hash::Combiner;
 
 const NAME: CheckpointName = CheckpointName { epoch: 0, step: 0 };
@@ -162,15 +162,16 @@ fn load(run: &Path, ranks: u32, parameters: &[Parameter]) -> Result<(u64, f64), 
     let bytes = states[0].iter().map(|held| held.bytes.len() as u64).sum();
     let started = Instant::now();
     thread::scope(|scope| {
-        let read = |held: &mut Vec<Held<'_>>| -> Result<(), Failure> {
-            let reader = ShardReader::open(run, NAME, None)?;
+        let read = |index: u32, held: &mut Vec<Held<'_>>| -> Result<(), Failure> {
+            let reader = ShardReader::open(run, NAME, None)?.with_peers(Peers { index, count: ranks });
             let names: Vec<String> =
                 held.iter().map(|held| format!("{}/{}", held.section.folder(), held.name)).collect();
             let outs = names.iter().zip(held);
             reader.read_into(outs.map(|(name, held)| Read { name, part: Part::Whole, out: &mut held.bytes }))?;
             Ok(())
         };
-        let threads: Vec<_> = states.iter_mut().map(|held| scope.spawn(move || read(held))).collect();
+        let threads: Vec<_> =
+            (0..).zip(&mut states).map(|(rank, held)| scope.spawn(move || read(rank, held))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a rank panicked")?)
     })?;
     Ok((bytes, started.elapsed().as_secs_f64()))

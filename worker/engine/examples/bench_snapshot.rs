@@ -133,6 +133,8 @@ fn main() {
         spec,
         rank: Rank(0),
         world_size: 1,
+        local_rank: 0,
+        local_world_size: 1,
         generation: Generation(1),
         start_from: None,
         phase: DataPhase::default(),

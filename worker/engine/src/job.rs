@@ -16,6 +16,10 @@ pub struct TrainJob {
     pub rank: Rank,
     /// Ranks of the generation.
     pub world_size: u32,
+    /// This rank's place among those of its host.
+    pub local_rank: u32,
+    /// Ranks on its host, which see files through the same page cache.
+    pub local_world_size: u32,
     /// The generation; it is part of every shard's name (C2).
     pub generation: Generation,
     /// Checkpoint to start from; `None` starts from what `model.init` says. Never a pointer (C9).

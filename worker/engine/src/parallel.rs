@@ -50,6 +50,11 @@ impl World {
         }
     }
 
+    /// Waits until every rank has come here without an error.
+    pub fn all_have(&self, done: &str, step: Step) -> Result<(), Error> {
+        self.sum(&[1i64], &format!("wait until all ranks have {done}"), step).map(drop)
+    }
+
     /// Sums numbers over ranks.
     pub fn sum<T: tch::kind::Element + Copy>(&self, values: &[T], what: &str, step: Step) -> Result<Vec<T>, Error>
     where

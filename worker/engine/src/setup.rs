@@ -13,6 +13,7 @@ use trainctl_spec::model::Architecture;
 use trainctl_spec::report::Phase;
 use trainctl_spec::start::DataPhase;
 use trainctl_store::Location;
+use trainctl_store::shard::Peers;
 
 use crate::Error;
 use crate::checkpoint::{self, Saver};
@@ -59,7 +60,8 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             let place = if from.store.is_empty() { Location::of_job(spec) } else { from.store.parse() };
             let place = place.map_err(|e| Error::load_stored(&format!("checkpoint {}", from.name), &e))?;
             let threads = NonZeroUsize::new(job.threads as usize).unwrap_or(NonZeroUsize::MIN);
-            checkpoint::load(&place, from, &mut params, &mut optimizer, threads)?
+            let peers = Peers { index: job.local_rank, count: job.local_world_size };
+            checkpoint::load(&place, from, &mut params, &mut optimizer, threads, peers)?
         }
         (None, ModelInit::HuggingFace(directory)) => {
             checkpoint::load_pretrained(directory.as_ref(), &arch, &mut params)?;
@@ -70,6 +72,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             0
         }
     };
+    world.all_have("loaded", job.start_step)?;
     Ok(Run {
         generation: job.generation,
         share: Share { rank: job.rank.0, size: job.world_size, local_batch_size: spec.step_scheduler.local_batch_size },

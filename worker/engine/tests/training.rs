@@ -129,6 +129,31 @@ fn a_checkpoint_loads_at_another_world_size() {
 }
 
 #[test]
+fn ranks_of_one_host_share_the_proof_and_none_goes_on_where_one_finds_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = spec(dir.path(), 0.1, 8);
+    let checkpoint = commit(&spec, &Case { stop_at: 4, ..Case::new(spec.clone(), 2) }.run(), 3);
+    let folder = spec.run_dir.join(&checkpoint.0).join("model");
+    // Each shard is one block here, so each rank proves one of the two.
+    for shard in ["shard-00000-of-00002.g1.safetensors", "shard-00001-of-00002.g1.safetensors"] {
+        let flip = || {
+            let mut bytes = std::fs::read(folder.join(shard)).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(folder.join(shard), bytes).unwrap();
+        };
+        flip();
+        let start_from = Some(checkpoint.clone());
+        let told = Case { start_from, start_step: 4, is_load_hashed: false, ..Case::new(spec.clone(), 2) }.run();
+        flip();
+        assert!(told.iter().all(|rank| rank.steps.is_empty()), "a rank took a step");
+        let ends = told.iter().map(|rank| rank.ended.clone().unwrap().expect_err("a rank went on"));
+        let (finds, waits): (Vec<String>, Vec<String>) = ends.partition(|end| end.contains(shard));
+        assert!(matches!(&finds[..], [end] if end.contains("tensors model/")), "{finds:?}");
+        assert!(matches!(&waits[..], [end] if end.contains("wait until all ranks have loaded")), "{waits:?}");
+    }
+}
+
+#[test]
 fn a_checkpoint_of_another_model_is_refused_with_every_difference() {
     let dir = tempfile::tempdir().unwrap();
     let mut spec = spec(dir.path(), 0.0, 4);

@@ -19,6 +19,10 @@ pub(crate) fn train_job(assignment: &Assignment, rendezvous: Arc<dyn KeyValue>) 
     if assignment.rank >= assignment.world_size {
         return Err(invalid(format!("rank {} of {} ranks", assignment.rank, assignment.world_size)));
     }
+    if assignment.local_rank >= assignment.local_world_size {
+        let (rank, size) = (assignment.local_rank, assignment.local_world_size);
+        return Err(invalid(format!("local rank {rank} of {size} ranks on this host")));
+    }
     if assignment.threads == 0 {
         return Err(invalid("threads is 0: the coordinator resolves resources.threads_per_worker".to_owned()));
     }
@@ -28,6 +32,8 @@ pub(crate) fn train_job(assignment: &Assignment, rendezvous: Arc<dyn KeyValue>) 
         spec,
         rank: Rank(assignment.rank),
         world_size: assignment.world_size,
+        local_rank: assignment.local_rank,
+        local_world_size: assignment.local_world_size,
         generation: fence.generation,
         start_from,
         phase: assignment.phase.clone().map(DataPhase::from).unwrap_or_default(),

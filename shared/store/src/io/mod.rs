@@ -8,6 +8,7 @@ mod disk;
 mod files;
 mod objects;
 mod reader;
+mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub use files::{FileWriter, Files};
 pub(crate) use objects::UPLOAD_NOTE;
 pub use objects::{ObjectReader, ObjectWriter, Objects};
 pub use reader::FileReader;
+pub use view::View;
 
 use crate::error::{Error, Result};
 use crate::fault::{FailPoint, Faults};

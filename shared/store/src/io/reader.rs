@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use super::{Disk, Files, ObjectReader};
+use super::{Disk, Files, ObjectReader, View};
 use crate::error::{Error, Result};
 
 /// An open file. Reads do not move anything, so threads can share it.
@@ -54,6 +54,15 @@ impl FileReader {
         match self {
             Self::File { .. } => 256 << 10,
             Self::Object(_) => 8 << 20,
+        }
+    }
+
+    /// Bytes where the system holds them, for whoever only looks at them: nothing is copied. `None` where there is no such
+    /// place, or not for all of them; [`FileReader::read_at`] then reads them or says why not.
+    pub fn view(&self, offset: u64, len: usize) -> Option<View> {
+        match self {
+            Self::File { file, .. } => View::new(file, offset, len),
+            Self::Object(_) => None,
         }
     }
 

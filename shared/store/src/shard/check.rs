@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use trainctl_spec::report::ShardFile;
 
-use super::fetch::read_block;
+use super::fetch::prove_block;
 use super::hash::{Proof, block_count, check_record};
 use super::index::{Index, section_of};
 use super::{BLOCK_BYTES, describe, workers};
@@ -52,7 +52,7 @@ pub(crate) fn check_files(
         }
         let Some((_, reader)) = &worker.open else { return Ok(()) };
         let proof = Proof::new(manifest.format, record);
-        if !read_block(reader, &proof, block, &mut [], &mut worker.scratch)? {
+        if !prove_block(reader, &proof, block, &mut worker.scratch)? {
             damaged.lock().unwrap_or_else(PoisonError::into_inner).push((file, block));
         }
         progress((record.size - block * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64));

@@ -1,5 +1,5 @@
 //! Reading blocks with proof: bytes go straight to where they are wanted, and are hashed there while they are still in
-//! the processor's cache.
+//! the processor's cache. Blocks of which nothing is wanted are hashed where the system holds them.
 
 use blake3::Hasher;
 
@@ -45,6 +45,22 @@ pub(crate) fn read_block(
         }
     }
     Ok(proof.holds(block, &hasher))
+}
+
+/// Whether a block of a file is the one that the proof is for. `scratch` is a buffer to use.
+pub(crate) fn prove_block(reader: &FileReader, proof: &Proof<'_>, block: u64, scratch: &mut Vec<u8>) -> Result<bool> {
+    let start = block * BLOCK_BYTES as u64;
+    let size = (proof.file().size - start).min(BLOCK_BYTES as u64) as usize;
+    let Some(view) = reader.view(start, size) else { return read_block(reader, proof, block, &mut [], scratch) };
+    let mut hasher = proof.hasher(block);
+    hasher.update(&view);
+    Ok(proof.holds(block, &hasher))
+}
+
+/// Fills `wanted` from a block that somebody else proves.
+pub(crate) fn copy_block(reader: &FileReader, block: u64, wanted: &mut [(usize, &mut [u8])]) -> Result<()> {
+    let start = block * BLOCK_BYTES as u64;
+    wanted.iter_mut().try_for_each(|(at, out)| reader.read_at(start + *at as u64, out))
 }
 
 fn read_piece(reader: &FileReader, offset: u64, out: &mut [u8], hasher: &mut Hasher) -> Result<()> {

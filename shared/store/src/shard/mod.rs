@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use hash::{BLOCK_BYTES, FileHasher};
 pub use index::TensorInfo;
-pub use read::{Part, Read, ShardReader};
+pub use read::{Part, Peers, Read, ShardReader};
 pub use write::{ShardWriter, TensorView, Written};
 
 /// The key of the slices in a header's metadata.

@@ -1,7 +1,7 @@
 //! Reading a committed checkpoint by tensor, whatever the world size that wrote it (C8).
 //!
-//! Every byte that is handed out was hashed: what is read is read by whole blocks of 8 MiB, and only those that hold
-//! something wanted. Several threads read at once, straight into the caller's buffers; each has one piece of 256 KiB of its
+//! Every byte that is handed out was hashed, by this reader or by a peer ([`Peers`]): what is read is read by whole blocks
+//! of 8 MiB, and only those that hold something wanted. Several threads read at once, straight into the caller's buffers; each has one piece of 256 KiB of its
 //! own besides. Tensors are named `model/<name>` and `optim/<name>`.
 
 use std::num::NonZeroUsize;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use super::fetch::read_block;
+use super::fetch::{copy_block, read_block};
 use super::hash::{Proof, check_record};
 use super::index::{Index, TensorInfo, section_of};
 use super::plan::{self, Region, Segment};
@@ -53,6 +53,28 @@ pub struct Read<'a> {
     pub out: &'a mut [u8],
 }
 
+/// Readers of one host that read the same parts of one checkpoint at the same time, as data-parallel ranks do. Each proves
+/// its share of the blocks and takes the others as they are: all have them from the one page cache of the host. So what any
+/// of them has read counts only when every one has returned without an error. From a bucket each gets bytes of its own, and
+/// proves them all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// This one's place among them, from 0. One that has no place among them proves everything.
+    pub index: u32,
+    /// How many there are, this one too.
+    pub count: u32,
+}
+
+impl Peers {
+    /// A reader that proves everything itself.
+    pub const NONE: Self = Self { index: 0, count: 1 };
+
+    /// Whether this reader proves the block.
+    fn prove(self, file: usize, block: u64) -> bool {
+        self.index >= self.count || (file as u64 + block) % u64::from(self.count) == u64::from(self.index)
+    }
+}
+
 /// One committed checkpoint.
 #[derive(Debug)]
 pub struct ShardReader {
@@ -61,6 +83,7 @@ pub struct ShardReader {
     hash: String,
     index: Index,
     threads: NonZeroUsize,
+    peers: Peers,
 }
 
 /// What a reading thread keeps.
@@ -102,7 +125,8 @@ impl ShardReader {
             let damaged = |reason| Error::Damaged { path: files.root().join(name.key(MANIFEST)), reason };
             check_record(manifest.format, file).map_err(damaged)?;
         }
-        let mut reader = Self { manifest, hash, index: Index::default(), threads: workers::readers(&files), files };
+        let threads = workers::readers(&files);
+        let mut reader = Self { manifest, hash, index: Index::default(), threads, peers: Peers::NONE, files };
         reader.index = reader.read_index()?;
         reader.index.check()?;
         Ok(reader)
@@ -112,6 +136,13 @@ impl ShardReader {
     #[must_use]
     pub fn with_threads(self, threads: NonZeroUsize) -> Self {
         Self { threads, ..self }
+    }
+
+    /// Shares the proof of what [`ShardReader::read_into`] reads from a directory with readers that read the same.
+    #[must_use]
+    pub fn with_peers(self, peers: Peers) -> Self {
+        let peers = if matches!(self.files, Files::Disk(_)) { peers } else { Peers::NONE };
+        Self { peers, ..self }
     }
 
     /// The manifest.
@@ -182,7 +213,7 @@ impl ShardReader {
             }
             plan::segments(&plan::runs(entry, &region).map_err(fault)?, out, &mut segments);
         }
-        self.fetch(segments)
+        self.fetch(segments, self.peers)
     }
 
     /// Fills `out` with a whole tensor, row-major. For many tensors [`ShardReader::read_into`] is faster.
@@ -211,7 +242,7 @@ impl ShardReader {
     pub fn read_file(&self, path: &str) -> Result<Option<Vec<u8>>> {
         let Some(file) = self.manifest.files.iter().position(|file| file.path == path) else { return Ok(None) };
         let mut bytes = vec![0; self.manifest.files[file].size as usize];
-        self.fetch(vec![Segment { file, start: 0, out: &mut bytes }])?;
+        self.fetch(vec![Segment { file, start: 0, out: &mut bytes }], Peers::NONE)?;
         Ok(Some(bytes))
     }
 
@@ -289,18 +320,18 @@ impl ShardReader {
         if record.size < 8 {
             return Err(damaged(format!("has {} bytes, which is no safetensors file", record.size)));
         }
-        self.fetch(vec![Segment { file, start: 0, out: &mut first }])?;
+        self.fetch(vec![Segment { file, start: 0, out: &mut first }], Peers::NONE)?;
         let length = u64::from_le_bytes(first);
         if length.checked_add(8).is_none_or(|end| end > record.size) {
             return Err(too_long(length));
         }
         let mut header = vec![0; length as usize];
-        self.fetch(vec![Segment { file, start: 8, out: &mut header }])?;
+        self.fetch(vec![Segment { file, start: 8, out: &mut header }], Peers::NONE)?;
         Ok(header)
     }
 
-    /// Reads by whole blocks, each of which must be the one that the manifest says.
-    fn fetch(&self, segments: Vec<Segment<'_>>) -> Result<()> {
+    /// Reads by blocks, each of which must be the one that the manifest says, or is proved by one of the peers.
+    fn fetch(&self, segments: Vec<Segment<'_>>, peers: Peers) -> Result<()> {
         workers::for_each(self.threads, plan::jobs(segments), |worker: &mut Worker, mut job: plan::Job<'_>| {
             let proof = Proof::new(self.manifest.format, &self.manifest.files[job.file]);
             if worker.open.as_ref().is_none_or(|(file, _)| *file != job.file) {
@@ -308,6 +339,9 @@ impl ShardReader {
             }
             let Some((_, reader)) = &worker.open else { return Ok(()) };
             self.files.pass(&self.key(job.file), FailPoint::LOAD_BLOCK)?;
+            if !peers.prove(job.file, job.block) {
+                return copy_block(reader, job.block, &mut job.wanted);
+            }
             if read_block(reader, &proof, job.block, &mut job.wanted, &mut worker.scratch)? {
                 return Ok(());
             }

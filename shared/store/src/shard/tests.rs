@@ -177,6 +177,49 @@ fn a_damaged_block_is_noticed_where_it_is_read_and_nowhere_else() {
 }
 
 #[test]
+fn of_peers_exactly_one_proves_each_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let writer = ShardWriter::new(root, CheckpointName { epoch: 0, step: 3 });
+    let (a, b) = (bytes(BLOCK_BYTES / 2, 1), bytes(BLOCK_BYTES / 2, 2));
+    let shape = [BLOCK_BYTES as u64 / 2];
+    let records = [("a", &a, 0), ("b", &b, 1)].map(|(name, bytes, rank)| {
+        writer.write_safetensors(&shard(rank, 2), &[view(name, &shape, bytes)], &[]).unwrap()
+    });
+    let name = commit(root, 3, records.to_vec());
+    let load = |peers| {
+        let reader = ShardReader::open(root, name, None).unwrap().with_peers(peers);
+        let mut out = [vec![0; a.len()], vec![0; b.len()]];
+        let reads = ["model/a", "model/b"].into_iter().zip(&mut out);
+        reader.read_into(reads.map(|(name, out)| Read { name, part: Part::Whole, out })).map(|()| out)
+    };
+    for count in [1, 2, 3, 16] {
+        for index in 0..count {
+            let out = load(Peers { index, count }).unwrap();
+            assert!(out == [a.clone(), b.clone()], "{index} of {count}");
+        }
+    }
+    for record in &records {
+        let path = root.join(name.to_string()).join(&record.path);
+        let whole = std::fs::read(&path).unwrap();
+        let header = record.header.as_ref().unwrap().size as usize;
+        for at in (0..whole.len()).step_by(BLOCK_BYTES).map(|block| block.max(header)).chain([whole.len() - 1]) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 16;
+            std::fs::write(&path, damaged).unwrap();
+            for count in [1, 2, 3, 16] {
+                let loads: Vec<_> = (0..count).map(|index| load(Peers { index, count })).collect();
+                assert_eq!(loads.iter().filter(|load| load.is_err()).count(), 1, "byte {at} with {count} peers");
+            }
+            for peers in [Peers { index: 7, count: 2 }, Peers { index: 0, count: 0 }] {
+                assert!(load(peers).is_err(), "{peers:?} proves everything");
+            }
+        }
+        std::fs::write(&path, whole).unwrap();
+    }
+}
+
+#[test]
 fn reading_names_what_does_not_fit() {
     let dir = tempfile::tempdir().unwrap();
     let name = CheckpointName { epoch: 0, step: 3 };

@@ -13,7 +13,7 @@ use trainctl_spec::start::StartFrom;
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
 use trainctl_store::layout::CheckpointName;
-use trainctl_store::shard::{Part, Read, ShardReader, TensorInfo};
+use trainctl_store::shard::{Part, Peers, Read, ShardReader, TensorInfo};
 use trainctl_store::state_hash;
 
 use super::{EXP_AVG, EXP_AVG_SQ, MASTER, TrainerState, dtype};
@@ -28,8 +28,9 @@ pub const VERIFY_ENV: &str = "TRAINCTL_VERIFY_LOAD";
 const GROUP_BYTES: u64 = 256 << 20;
 
 /// Loads what `from.keep` says of the checkpoint `from.name` at `place`, whose manifest must hash to `from.manifest_blake3`:
-/// never from a pointer (C9). Every byte is verified while it is read, on `threads` threads. Returns the optimizer updates
-/// that the loaded state has seen: 0 where the optimizer begins anew.
+/// never from a pointer (C9). Every byte is verified while it is read, on `threads` threads, by this rank or by one of the `peers`
+/// on its host: nothing may be done with what was loaded before all of them have. Returns the optimizer updates that the loaded
+/// state has seen: 0 where the optimizer begins anew.
 ///
 /// # Errors
 /// [`Error::Misfit`] when its tensors are not this model's (nothing has changed then), [`Error::Load`] otherwise.
@@ -39,13 +40,14 @@ pub fn load(
     params: &mut Parameters,
     optimizer: &mut AdamW,
     threads: NonZeroUsize,
+    peers: Peers,
 ) -> Result<u64, Error> {
     let what = format!("checkpoint {}", from.name);
     let fail = |why: String| Error::load(&what, why);
     let stored = |error: trainctl_store::Error| Error::load_stored(&what, &error);
     let name: CheckpointName = from.name.parse().map_err(|e| fail(format!("{e}")))?;
     let reader = ShardReader::open_at(place, name, Some(&from.manifest_blake3)).map_err(stored)?;
-    let reader = reader.with_threads(threads);
+    let reader = reader.with_threads(threads).with_peers(peers);
     if reader.manifest().kind == SaveKind::Weights || !from.keep.optimizer {
         load_weights(&what, &reader, params)?;
         return Ok(0);

@@ -43,6 +43,8 @@ pub struct Case {
     pub held_save: Option<(u32, u64, Phase, u64)>,
     /// The second step does not end before a failure of the first one's save was reported.
     pub failure_awaited: Option<(u64, u64)>,
+    /// The whole state is hashed after a load.
+    pub is_load_hashed: bool,
     /// What is taken of `start_from`.
     pub keep: Keep,
     /// `TRAINCTL_FAULT` of every rank.
@@ -120,6 +122,7 @@ impl Case {
             save_heard: None,
             held_save: None,
             failure_awaited: None,
+            is_load_hashed: true,
             keep: Keep::ALL,
             fault: String::new(),
             start_store: String::new(),
@@ -136,10 +139,13 @@ impl Case {
         let json = serde_json::to_string(&self).unwrap();
         let children: Vec<_> = (0..self.world_size)
             .map(|rank| {
-                Command::new(std::env::current_exe().unwrap())
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                if self.is_load_hashed {
+                    command.env(VERIFY_ENV, "1");
+                }
+                command
                     .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
                     .env(CASE, &json)
-                    .env(VERIFY_ENV, "1")
                     .env(trainctl_store::fault::ENV, &self.fault)
                     .env(RANK, rank.to_string())
                     .stdout(Stdio::piped())
@@ -192,6 +198,8 @@ fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error>
         spec: case.spec.clone(),
         rank: Rank(rank),
         world_size: case.world_size,
+        local_rank: rank,
+        local_world_size: case.world_size,
         generation: Generation(case.generation),
         start_from: case.start_from.clone().map(|(name, manifest_blake3)| StartFrom {
             store: case.start_store.clone(),
