@@ -23,7 +23,7 @@ pub mod random;
 mod store;
 mod torch;
 
-pub use bytes::{bytes, bytes_mut, copy_from_bytes};
+pub use bytes::{bytes, bytes_mut, copy_from_bytes, copy_streaming};
 pub use error::Error;
 pub use group::{GroupOptions, ProcessGroup, ReduceOp, Work};
 pub use memory::MemoryStore;

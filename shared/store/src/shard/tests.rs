@@ -193,7 +193,7 @@ fn of_peers_exactly_one_proves_each_block() {
         let reads = ["model/a", "model/b"].into_iter().zip(&mut out);
         reader.read_into(reads.map(|(name, out)| Read { name, part: Part::Whole, out })).map(|()| out)
     };
-    for count in [1, 2, 3, 16] {
+    for count in [1, 2, 3] {
         for index in 0..count {
             let out = load(Peers { index, count }).unwrap();
             assert!(out == [a.clone(), b.clone()], "{index} of {count}");
@@ -207,7 +207,7 @@ fn of_peers_exactly_one_proves_each_block() {
             let mut damaged = whole.clone();
             damaged[at] ^= 16;
             std::fs::write(&path, damaged).unwrap();
-            for count in [1, 2, 3, 16] {
+            for count in [1, 2, 3] {
                 let loads: Vec<_> = (0..count).map(|index| load(Peers { index, count })).collect();
                 assert_eq!(loads.iter().filter(|load| load.is_err()).count(), 1, "byte {at} with {count} peers");
             }

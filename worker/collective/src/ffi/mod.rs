@@ -1,10 +1,11 @@
 //! The boundary to `csrc/`: declarations, and one safe wrapper for each.
-#![expect(unsafe_code, reason = "calls into the C++ of csrc/, each with a SAFETY note")]
+#![expect(unsafe_code, reason = "calls into the C++ of csrc/ and one copy, each with a SAFETY note")]
 
 pub(crate) mod cuda;
 pub(crate) mod group;
 pub(crate) mod kv;
 pub(crate) mod random;
+pub(crate) mod stream;
 pub(crate) mod tensor;
 
 use std::ffi::{CStr, c_char};

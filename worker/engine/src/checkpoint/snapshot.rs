@@ -5,6 +5,7 @@
 //! the rank may use.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use tch::{Device, Kind, Tensor};
@@ -21,6 +22,9 @@ use crate::params::Parameters;
 
 /// Items begin at multiples of this many bytes: a cache line, and every element's own alignment.
 const ALIGNMENT: usize = 64;
+
+/// Bytes that a thread takes at once.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// The state to save.
 #[derive(Clone, Copy, Debug)]
@@ -222,41 +226,30 @@ impl Buffer {
     }
 }
 
-/// Copies each source to its offset in `memory`; offsets ascend. Every thread takes a run of bytes of one length. Sources are
-/// cut only where one thread's run ends: long copies are what the C library is fastest at.
+/// Copies each source to its offset in `memory`; offsets ascend. The threads take piece after piece, so that none has to
+/// wait for one that was interrupted. The copy is read by the thread that writes it, long after: it leaves the caches
+/// to the next step.
 fn copy(memory: &mut [u8], sources: &[(usize, &[u8])], threads: usize) {
-    let total: usize = sources.iter().map(|(_, source)| source.len()).sum();
-    let share = total.div_ceil(threads).max(1);
-    let mut work: Vec<Vec<(&mut [u8], &[u8])>> = Vec::with_capacity(threads);
-    let (mut rest, mut at, mut done) = (memory, 0, 0);
+    let mut pieces: Vec<(&mut [u8], &[u8])> = Vec::with_capacity(sources.len());
+    let (mut rest, mut at) = (memory, 0);
     for (offset, source) in sources {
-        let (_, tail) = rest.split_at_mut(offset - at);
-        rest = tail;
-        let mut source = *source;
-        at = offset + source.len();
-        while !source.is_empty() {
-            if done == work.len() * share {
-                work.push(Vec::new());
-            }
-            let (now, later) = source.split_at(source.len().min(work.len() * share - done));
-            let (target, tail) = rest.split_at_mut(now.len());
-            rest = tail;
-            if let Some(run) = work.last_mut() {
-                run.push((target, now));
-            }
-            done += now.len();
-            source = later;
-        }
+        let (target, tail) = rest.split_at_mut(offset - at).1.split_at_mut(source.len());
+        pieces.extend(target.chunks_mut(PIECE_BYTES).zip(source.chunks(PIECE_BYTES)));
+        (rest, at) = (tail, offset + source.len());
     }
-    let run = |pairs: Vec<(&mut [u8], &[u8])>| pairs.into_iter().for_each(|(to, from)| to.copy_from_slice(from));
+    let helpers = threads.min(pieces.len()).saturating_sub(1);
+    let pieces = Mutex::new(pieces.into_iter());
+    let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || {
+        while let Some((to, from)) = next() {
+            trainctl_collective::copy_streaming(to, from);
+        }
+    };
     thread::scope(|scope| {
-        let mine = work.pop();
-        for pairs in work {
-            scope.spawn(move || run(pairs));
+        for _ in 0..helpers {
+            scope.spawn(run);
         }
-        if let Some(pairs) = mine {
-            run(pairs);
-        }
+        run();
     });
 }
 
@@ -269,7 +262,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_byte_arrives_where_it_belongs(
-            lengths in prop::collection::vec((0usize..300, 0usize..70), 0..20), threads in 1usize..6,
+            lengths in prop::collection::vec((0usize..300, prop_oneof![0usize..70, 0usize..3 * PIECE_BYTES]), 0..6), threads in 1usize..6,
         ) {
             let size: usize = lengths.iter().map(|(gap, length)| gap + length).sum();
             let data: Vec<u8> = (0..size).map(|i| (i % 251) as u8 + 1).collect();
