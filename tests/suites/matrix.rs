@@ -28,7 +28,8 @@ const FREEZE: Duration = Duration::from_millis(2500);
 const LEASE_MS: &str = "1000";
 /// What a case may take: the longest back-off after a fault is a few seconds.
 const LIMIT: Duration = Duration::from_secs(120);
-/// `all` carries out every case, a number a sample of that size, any other text the cases whose faults contain it.
+/// `all` carries out every case, `2/3` the second third of them, a number a sample of that size, any other text the cases
+/// whose faults contain it.
 const CHOICE: &str = "TRAINCTL_MATRIX";
 const PROGRAMS: [&str; 3] = ["trainctl-coordinator", "trainctl-worker", "trainctl-trainer"];
 const ACTIONS: [&str; 3] = ["exit", "eio", "stop"];
@@ -241,6 +242,9 @@ fn matrix(program: &'static str, sample: usize, more: Vec<Case>) {
     let cases = match size {
         Ok(size) => sampled(all, size, &points, &mut random),
         Err(()) if wanted == "all" => all,
+        Err(()) if let Some((part, parts)) = part_of(&wanted) => {
+            all.into_iter().enumerate().filter(|(index, _)| index % parts + 1 == part).map(|(_, case)| case).collect()
+        }
         Err(()) => all.into_iter().filter(|case| case.faults.iter().any(|fault| fault.contains(&wanted))).collect(),
     };
     eprintln!("{program}: {} of {number} cases ({CHOICE}=all carries out all)", cases.len());
@@ -256,6 +260,12 @@ fn matrix(program: &'static str, sample: usize, more: Vec<Case>) {
         failed.extend(reached.is_err().then_some(faults.clone()));
     }
     assert!(failed.is_empty(), "{} of {} cases failed: {failed:?}", failed.len(), cases.len());
+}
+
+/// Of `2/3` the 2 and the 3.
+fn part_of(wanted: &str) -> Option<(usize, usize)> {
+    let (part, parts) = wanted.split_once('/')?;
+    Some((part.parse().ok()?, parts.parse().ok()?))
 }
 
 /// What a program's matrix must have: every point that only this program passes.
