@@ -2,9 +2,10 @@
 //! it back by itself, and the run ends as if nothing had happened. The store's own matrix (`store/tests/crash/`) has every
 //! place in the store many times; here each process passes its places as part of a run.
 //!
-//! Without `TRAINCTL_MATRIX=all` each test carries out a sample (`make matrix` runs all).
+//! Without `TRAINCTL_MATRIX=all` each test carries out a sample (`make matrix` runs all; `TRAINCTL_MATRIX=2/3` a third).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -28,8 +29,8 @@ const FREEZE: Duration = Duration::from_millis(2500);
 const LEASE_MS: &str = "1000";
 /// What a case may take: the longest back-off after a fault is a few seconds.
 const LIMIT: Duration = Duration::from_secs(120);
-/// `all` carries out every case, `2/3` the second third of them, a number a sample of that size, any other text the cases
-/// whose faults contain it.
+/// `all` carries out every case, `2/3` the second of three parts that together are all, a number a sample of that size, any
+/// other text the cases whose faults contain it.
 const CHOICE: &str = "TRAINCTL_MATRIX";
 const PROGRAMS: [&str; 3] = ["trainctl-coordinator", "trainctl-worker", "trainctl-trainer"];
 const ACTIONS: [&str; 3] = ["exit", "eio", "stop"];
@@ -43,6 +44,13 @@ struct Case {
 }
 
 impl Case {
+    /// The same in every process: it says in which part of all cases this one is, however many there are.
+    fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.program, &self.faults).hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// Whether its last fault, the one that it is about, is at this point.
     fn meets(&self, point: FailPoint) -> bool {
         self.faults.last().is_some_and(|fault| fault.split([':', '.']).take(2).eq(point.0.split('.')))
@@ -243,10 +251,11 @@ fn matrix(program: &'static str, sample: usize, more: Vec<Case>) {
         Ok(size) => sampled(all, size, &points, &mut random),
         Err(()) if wanted == "all" => all,
         Err(()) if let Some((part, parts)) = part_of(&wanted) => {
-            all.into_iter().enumerate().filter(|(index, _)| index % parts + 1 == part).map(|(_, case)| case).collect()
+            all.into_iter().filter(|case| case.hash() % parts + 1 == part).collect()
         }
         Err(()) => all.into_iter().filter(|case| case.faults.iter().any(|fault| fault.contains(&wanted))).collect(),
     };
+    assert!(!cases.is_empty(), "{CHOICE}={wanted} chooses no case of {program}");
     eprintln!("{program}: {} of {number} cases ({CHOICE}=all carries out all)", cases.len());
     let mut failed = Vec::new();
     for (number, case) in cases.iter().enumerate() {
@@ -263,9 +272,11 @@ fn matrix(program: &'static str, sample: usize, more: Vec<Case>) {
 }
 
 /// Of `2/3` the 2 and the 3.
-fn part_of(wanted: &str) -> Option<(usize, usize)> {
+fn part_of(wanted: &str) -> Option<(u64, u64)> {
     let (part, parts) = wanted.split_once('/')?;
-    Some((part.parse().ok()?, parts.parse().ok()?))
+    let (part, parts) = (part.parse().ok()?, parts.parse().ok()?);
+    assert!((1..=parts).contains(&part), "{CHOICE}={wanted}: there is no such part");
+    Some((part, parts))
 }
 
 /// What a program's matrix must have: every point that only this program passes.

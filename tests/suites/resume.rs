@@ -76,6 +76,36 @@ fn a_run_stopped_at_step_20_and_resumed_equals_the_unbroken_one() {
 }
 
 #[test]
+fn damage_that_one_rank_finds_stops_the_job_and_names_file_and_tensor() {
+    if !programs::have_trainer() {
+        return;
+    }
+    let scratch = Scratch::new("damaged-shard");
+    let (job, stopped, _) = stopped_at_20(&scratch);
+    for rank in [0, 1] {
+        let shards = fs::read_dir(stopped.dir().join("epoch_0_step_19/optim")).unwrap();
+        let shard = shards.map(|entry| entry.unwrap().path()).find(|path| {
+            path.file_name().unwrap().to_str().unwrap().starts_with(&format!("shard-0000{rank}-of-00002"))
+        });
+        let shard = shard.unwrap();
+        let flip = || {
+            let mut bytes = fs::read(&shard).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(&shard, bytes).unwrap();
+        };
+        flip();
+        let name = shard.file_name().unwrap().to_str().unwrap();
+        let ended =
+            resume(&scratch, &stopped, "LATEST", &[]).expect_code(1).expect_said("failed twice in the same way");
+        ended.expect_said(name).expect_said("other bytes than were written").expect_said("optim/exp_avg");
+        flip();
+    }
+    // Nothing was lost: with the byte put right it goes on.
+    resume(&scratch, &stopped, "LATEST", &[]).expect_code(0);
+    assert_same_rows(&stopped, &unbroken(&job), 40);
+}
+
+#[test]
 fn ctrl_c_once_saves_and_stops_and_the_resumed_run_equals_the_unbroken_one() {
     if !programs::have_trainer() {
         return;

@@ -351,6 +351,8 @@ impl Core {
         }
         self.jobs.insert(id.clone(), job);
         if over {
+            // Whoever followed the job when the coordinator before was killed asks for its end.
+            self.publish(&id, &mut out);
             return out;
         }
         self.event_row(&id, Entry::new("coordinator_adopted"), at, &mut out);

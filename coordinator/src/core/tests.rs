@@ -37,6 +37,8 @@ struct World {
     stores: Vec<StoreChange>,
     hooks: Vec<HookRequest>,
     exports: Vec<CheckpointName>,
+    /// What whoever follows the job was told last.
+    published: Option<v1::Job>,
     released: bool,
     left: bool,
     /// The job's spec.
@@ -59,7 +61,23 @@ impl World {
         let (sent, journal, io, stores, hooks, exports) = Default::default();
         let (now, released, left, seq) = (Duration::from_secs(100), false, false, BTreeMap::new());
         let spec = SPEC.to_owned();
-        Self { core, now, sent, journal, io, stores, hooks, exports, released, left, spec, generation: 1, seq }
+        let published = None;
+        Self {
+            core,
+            now,
+            sent,
+            journal,
+            io,
+            stores,
+            hooks,
+            exports,
+            published,
+            released,
+            left,
+            spec,
+            generation: 1,
+            seq,
+        }
     }
 
     /// A world in which generation 2 of the job was started on two workers.
@@ -115,7 +133,8 @@ impl World {
                 Effect::Export { checkpoint, .. } => self.exports.push(checkpoint),
                 Effect::Release(_) => self.released = true,
                 Effect::Leave(_) => self.left = true,
-                Effect::Close { .. } | Effect::Publish(_) => {}
+                Effect::Publish(status) => self.published = Some(*status),
+                Effect::Close { .. } => {}
             }
         }
     }
@@ -134,10 +153,14 @@ impl World {
     }
 
     fn join(&mut self, session: SessionId, worker: &str, running: Option<v1::RunningTrainer>) {
+        self.join_from("m", session, worker, running);
+    }
+
+    fn join_from(&mut self, machine: &str, session: SessionId, worker: &str, running: Option<v1::RunningTrainer>) {
         let hello = v1::Hello {
             worker_id: worker.to_owned(),
             incarnation: format!("{worker}-{session}"),
-            boot_id: "m".to_owned(),
+            boot_id: machine.to_owned(),
             address: "127.0.0.1".to_owned(),
             spool: format!("{worker}-spool"),
             running,
@@ -291,6 +314,24 @@ fn a_job_forms_when_its_workers_are_there_and_seals_its_store() {
     let starts = world.starts();
     assert_eq!(starts.iter().map(|a| (a.rank, a.local_rank, a.world_size)).collect::<Vec<_>>(), [(0, 0, 2), (1, 1, 2)]);
     assert_eq!(world.stores, [StoreChange::Open, StoreChange::Seal]);
+}
+
+#[test]
+fn ranks_are_counted_on_each_machine() {
+    let mut world = World::new();
+    world.spec = SPEC.replace("workers: 2", "workers: 5");
+    world.submit();
+    for (session, machine) in (1..).zip(["a", "b", "a", "b", "a"]) {
+        world.join_from(machine, session, &format!("w{session}"), None);
+    }
+    world.prepare(StartPoint::default());
+    let mut places: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for start in world.starts() {
+        places.entry(start.local_world_size).or_default().push(start.local_rank);
+    }
+    // Whoever has a wrong place leaves blocks of a checkpoint that nobody proves.
+    places.values_mut().for_each(|ranks| ranks.sort_unstable());
+    assert_eq!(places, BTreeMap::from([(2, vec![0, 1]), (3, vec![0, 1, 2])]));
 }
 
 #[test]
@@ -699,6 +740,7 @@ fn a_job_that_is_over_is_shown_from_the_journal() {
     successor.take(effects);
     assert!(successor.io.is_empty(), "nothing of its run is touched: {:?}", successor.io);
     let got = successor.core.status(&job()).unwrap();
+    assert_eq!(successor.published.as_ref(), Some(&got), "whoever followed it learns its end");
     assert_eq!((&got.latest, got.steps_done), (&want.latest, want.steps_done));
     assert_eq!((got.latest.as_str(), got.steps_done), ("epoch_0_step_9", 8));
     assert_eq!(got.last_validation, want.last_validation);

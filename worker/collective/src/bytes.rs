@@ -46,8 +46,8 @@ pub fn copy_from_bytes(tensor: &mut Tensor, source: &[u8]) -> Result<(), Error> 
     Ok(())
 }
 
-/// Copies bytes past the processor's caches, for copies that are not read soon: the memory that they go to is not read
-/// first, and what the caches hold stays there. On other processors than x86-64 a plain copy.
+/// Copies bytes for a reader that comes late: the copy does not enter the processor's caches, and the memory that it goes to is
+/// not read first, as a plain copy of a few MiB does. On other processors than x86-64 a plain copy.
 ///
 /// # Panics
 /// If the two have different lengths.

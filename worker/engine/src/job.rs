@@ -16,9 +16,10 @@ pub struct TrainJob {
     pub rank: Rank,
     /// Ranks of the generation.
     pub world_size: u32,
-    /// This rank's place among those of its host.
+    /// This rank's place among the generation's ranks on its host: with the next one it says which blocks of a checkpoint this
+    /// rank proves.
     pub local_rank: u32,
-    /// Ranks on its host, which see files through the same page cache.
+    /// The generation's ranks on its host.
     pub local_world_size: u32,
     /// The generation; it is part of every shard's name (C2).
     pub generation: Generation,

@@ -16,7 +16,7 @@ use trainctl_store::Location;
 use trainctl_store::shard::Peers;
 
 use crate::Error;
-use crate::checkpoint::{self, Saver};
+use crate::checkpoint::{self, Saver, Together};
 use crate::data::Source;
 use crate::executor::Executor;
 use crate::head::Head;
@@ -60,8 +60,12 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             let place = if from.store.is_empty() { Location::of_job(spec) } else { from.store.parse() };
             let place = place.map_err(|e| Error::load_stored(&format!("checkpoint {}", from.name), &e))?;
             let threads = NonZeroUsize::new(job.threads as usize).unwrap_or(NonZeroUsize::MIN);
-            let peers = Peers { index: job.local_rank, count: job.local_world_size };
-            checkpoint::load(&place, from, &mut params, &mut optimizer, threads, peers)?
+            let together = Together {
+                threads,
+                peers: Peers { index: job.local_rank, count: job.local_world_size },
+                all_have_read: &|| world.all_have("loaded", job.start_step),
+            };
+            checkpoint::load(&place, from, &mut params, &mut optimizer, together)?
         }
         (None, ModelInit::HuggingFace(directory)) => {
             checkpoint::load_pretrained(directory.as_ref(), &arch, &mut params)?;
@@ -72,7 +76,6 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             0
         }
     };
-    world.all_have("loaded", job.start_step)?;
     Ok(Run {
         generation: job.generation,
         share: Share { rank: job.rank.0, size: job.world_size, local_batch_size: spec.step_scheduler.local_batch_size },

@@ -15,7 +15,7 @@ use support::world::{Case, Told};
 use support::{assert_close, config};
 use trainctl_spec::job::Precision;
 use trainctl_spec::report::{FinishCause, Phase};
-use trainctl_spec::start::DataPhase;
+use trainctl_spec::start::{DataPhase, Keep};
 use trainctl_spec::{JobSpec, lr};
 
 /// A rank's process; see `support::world`.
@@ -135,7 +135,8 @@ fn ranks_of_one_host_share_the_proof_and_none_goes_on_where_one_finds_damage() {
     let checkpoint = commit(&spec, &Case { stop_at: 4, ..Case::new(spec.clone(), 2) }.run(), 3);
     let folder = spec.run_dir.join(&checkpoint.0).join("model");
     // Each shard is one block here, so each rank proves one of the two.
-    for shard in ["shard-00000-of-00002.g1.safetensors", "shard-00001-of-00002.g1.safetensors"] {
+    let shards = ["shard-00000-of-00002.g1.safetensors", "shard-00001-of-00002.g1.safetensors"];
+    for (shard, optimizer) in shards.into_iter().flat_map(|shard| [(shard, true), (shard, false)]) {
         let flip = || {
             let mut bytes = std::fs::read(folder.join(shard)).unwrap();
             *bytes.last_mut().unwrap() ^= 1;
@@ -143,7 +144,8 @@ fn ranks_of_one_host_share_the_proof_and_none_goes_on_where_one_finds_damage() {
         };
         flip();
         let start_from = Some(checkpoint.clone());
-        let told = Case { start_from, start_step: 4, is_load_hashed: false, ..Case::new(spec.clone(), 2) }.run();
+        let keep = Keep { optimizer, ..Keep::ALL };
+        let told = Case { start_from, start_step: 4, keep, ..Case::new(spec.clone(), 2) }.run();
         flip();
         assert!(told.iter().all(|rank| rank.steps.is_empty()), "a rank took a step");
         let ends = told.iter().map(|rank| rank.ended.clone().unwrap().expect_err("a rank went on"));

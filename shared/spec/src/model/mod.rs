@@ -104,12 +104,16 @@ impl Architecture {
         let named =
             config.get("architectures").and_then(Value::as_array).and_then(|list| list.first()).and_then(Value::as_str);
         match (config.get("model_type").and_then(Value::as_str), named) {
-            (Some("gpt2"), None | Some("GPT2LMHeadModel")) | (None, Some("GPT2LMHeadModel")) => {
-                Gpt2Config::from_config(config).map(Self::Gpt2)
+            // The base model's keys are the same; the head is ours to add.
+            (Some("gpt2"), None | Some("GPT2LMHeadModel" | "GPT2Model"))
+            | (None, Some("GPT2LMHeadModel" | "GPT2Model")) => Gpt2Config::from_config(config).map(Self::Gpt2),
+            (Some("gpt2"), Some(other)) => {
+                Err(ConfigError::new("architectures", other, "must be GPT2LMHeadModel or GPT2Model"))
             }
-            (Some("gpt2"), Some(other)) => Err(ConfigError::new("architectures", other, "must be GPT2LMHeadModel")),
             (Some(other), _) => Err(ConfigError::new("model_type", other, "must be gpt2")),
-            (None, Some(other)) => Err(ConfigError::new("architectures", other, "must be GPT2LMHeadModel")),
+            (None, Some(other)) => {
+                Err(ConfigError::new("architectures", other, "must be GPT2LMHeadModel or GPT2Model"))
+            }
             (None, None) => Err(ConfigError::missing("model_type", "must be gpt2")),
         }
     }

@@ -19,6 +19,7 @@ fn gpt2_small_has_its_published_count() {
     let medium =
         read(json!({"architectures": ["GPT2LMHeadModel"], "n_layer": 24, "n_head": 16, "n_embd": 1024})).unwrap();
     assert_eq!(medium.parameter_count(), 354_823_168);
+    assert_eq!(read(json!({"model_type": "gpt2", "architectures": ["GPT2Model"]})).unwrap(), small);
     assert_eq!(small.memory(Precision::Fp32).total(), 124_439_808 * 16);
     assert_eq!(small.memory(Precision::Bf16).total(), 124_439_808 * 18);
     // 6 · 123,532,032 matrix weights + 12 · 12 · 768 · 1024 for attention.

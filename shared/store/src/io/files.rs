@@ -88,6 +88,15 @@ impl Files {
         either!(self, files => files.path(key))
     }
 
+    /// Whether all processes of this host get a file's bytes from one cache, so that what one of them has proved the others
+    /// have too.
+    pub fn are_read_through_one_cache(&self) -> bool {
+        match self {
+            Self::Disk(disk) => disk.is_read_through_one_cache(),
+            Self::Objects(_) => false,
+        }
+    }
+
     /// The whole file, or `None` if there is none.
     ///
     /// # Errors

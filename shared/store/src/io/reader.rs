@@ -5,6 +5,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use nix::sys::statfs::{
+    BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC,
+    statfs,
+};
+
 use super::{Disk, Files, ObjectReader, View};
 use crate::error::{Error, Result};
 
@@ -31,6 +36,30 @@ impl Disk {
         let path = self.path(key)?;
         let file = File::open(&path).map_err(|e| Error::io("open", &path, e))?;
         Ok(FileReader::File { file, path })
+    }
+}
+
+/// File systems whose files are read through the kernel's page cache, or another one that a host has once. Not FUSE, where each
+/// container may have a server of its own.
+const ONE_CACHE: [FsType; 9] = [
+    BTRFS_SUPER_MAGIC,
+    EXT4_SUPER_MAGIC,
+    NFS_SUPER_MAGIC,
+    OVERLAYFS_SUPER_MAGIC,
+    TMPFS_MAGIC,
+    XFS_SUPER_MAGIC,
+    // Lustre: LL_SUPER_MAGIC of lustre_user.h.
+    FsType(0x0BD0_0BD0),
+    // Storage Scale, whose page pool a host has once: "GPFS".
+    FsType(0x4750_4653),
+    // ZFS: its ARC.
+    FsType(0x2FC1_2FC1),
+];
+
+impl Disk {
+    /// See [`Files::are_read_through_one_cache`].
+    pub(super) fn is_read_through_one_cache(&self) -> bool {
+        statfs(self.root()).is_ok_and(|about| ONE_CACHE.contains(&about.filesystem_type()))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Reading a committed checkpoint by tensor, whatever the world size that wrote it (C8).
 //!
 //! Every byte that is handed out was hashed, by this reader or by a peer ([`Peers`]): what is read is read by whole blocks
-//! of 8 MiB, and only those that hold something wanted. Several threads read at once, straight into the caller's buffers; each has one piece of 256 KiB of its
-//! own besides. Tensors are named `model/<name>` and `optim/<name>`.
+//! of 8 MiB, and only those that hold something wanted. Several threads read at once, straight into the caller's buffers;
+//! each has one piece of 256 KiB of its own besides. Tensors are named `model/<name>` and `optim/<name>`.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -25,6 +25,9 @@ use crate::state_hash::{Combiner, elements, whole_tensor};
 /// Other files of a checkpoint up to this size are verified when it is opened, so that damage to one is noticed even if
 /// nobody reads it.
 const SMALL_FILE: u64 = 1 << 20;
+
+/// Above so many runs that are wanted of a block, reading all of it is less work than reading each by a call.
+const MOST_READS: usize = 64;
 
 /// Which part of a tensor is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +58,8 @@ pub struct Read<'a> {
 
 /// Readers of one host that read the same parts of one checkpoint at the same time, as data-parallel ranks do. Each proves
 /// its share of the blocks and takes the others as they are: all have them from the one page cache of the host. So what any
-/// of them has read counts only when every one has returned without an error. From a bucket each gets bytes of its own, and
-/// proves them all.
+/// of them has read counts only when every one has returned without an error. Where each gets bytes of its own (from a bucket,
+/// through FUSE, from a file system that is not known), it proves them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peers {
     /// This one's place among them, from 0. One that has no place among them proves everything.
@@ -138,10 +141,10 @@ impl ShardReader {
         Self { threads, ..self }
     }
 
-    /// Shares the proof of what [`ShardReader::read_into`] reads from a directory with readers that read the same.
+    /// Shares the proof of what [`ShardReader::read_into`] reads with readers that read the same.
     #[must_use]
     pub fn with_peers(self, peers: Peers) -> Self {
-        let peers = if matches!(self.files, Files::Disk(_)) { peers } else { Peers::NONE };
+        let peers = if self.files.are_read_through_one_cache() { peers } else { Peers::NONE };
         Self { peers, ..self }
     }
 
@@ -339,7 +342,7 @@ impl ShardReader {
             }
             let Some((_, reader)) = &worker.open else { return Ok(()) };
             self.files.pass(&self.key(job.file), FailPoint::LOAD_BLOCK)?;
-            if !peers.prove(job.file, job.block) {
+            if !peers.prove(job.file, job.block) && job.wanted.len() <= MOST_READS {
                 return copy_block(reader, job.block, &mut job.wanted);
             }
             if read_block(reader, &proof, job.block, &mut job.wanted, &mut worker.scratch)? {

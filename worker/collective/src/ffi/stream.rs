@@ -1,4 +1,4 @@
-//! A copy past the processor's caches: no call into C++, but instructions that Rust offers as unsafe alone.
+//! A copy that does not enter the processor's caches: no call into C++, but instructions that Rust offers as unsafe alone.
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
@@ -24,8 +24,11 @@ mod x86_64 {
             let (first_from, second_from) = from.as_chunks::<LINE>().0.split_at(PAGE / LINE);
             let sources = first_from.iter().zip(second_from);
             for ((first, second), (first_from, second_from)) in first.iter_mut().zip(second).zip(sources) {
-                stream(first, first_from);
-                stream(second, second_from);
+                // SAFETY: lines of `to` begin at multiples of LINE from `head`, which is aligned to it.
+                unsafe {
+                    stream(first, first_from);
+                    stream(second, second_from);
+                }
             }
         }
         // SAFETY: SSE is part of every x86-64 processor. The fence orders the stores above, which are weakly ordered, before
@@ -35,10 +38,12 @@ mod x86_64 {
         to_tail.copy_from_slice(from_tail);
     }
 
-    fn stream(to: &mut [u8; LINE], from: &[u8; LINE]) {
+    /// Copies one line. `to` must be aligned to 16 bytes.
+    unsafe fn stream(to: &mut [u8; LINE], from: &[u8; LINE]) {
         let (to, from) = (to.as_mut_ptr().cast::<__m128i>(), from.as_ptr().cast::<__m128i>());
-        // SAFETY: SSE2 is part of every x86-64 processor. The four loads and stores lie within the two lines; `to` is
-        // a multiple of the line's size from an address that is aligned to it. A prefetch may name any address.
+        debug_assert!(to.is_aligned());
+        // SAFETY: SSE2 is part of every x86-64 processor. The four loads and stores lie within the two lines, the stores at
+        // aligned addresses, as the caller promises. A prefetch may name any address.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(from.cast::<i8>().wrapping_add(AHEAD));
             for part in 0..LINE / size_of::<__m128i>() {

@@ -27,29 +27,40 @@ pub const VERIFY_ENV: &str = "TRAINCTL_VERIFY_LOAD";
 /// Weights of other types are read in groups of so many bytes, and then converted.
 const GROUP_BYTES: u64 = 256 << 20;
 
+/// How the ranks of a generation load together.
+#[derive(Clone, Copy)]
+pub struct Together<'a> {
+    /// Threads that this rank reads with.
+    pub threads: NonZeroUsize,
+    /// This rank among those of its host, which share the proof of what they all read.
+    pub peers: Peers,
+    /// Waits until every rank has read all without an error. What a peer proved counts only from then on.
+    pub all_have_read: &'a dyn Fn() -> Result<(), Error>,
+}
+
 /// Loads what `from.keep` says of the checkpoint `from.name` at `place`, whose manifest must hash to `from.manifest_blake3`:
-/// never from a pointer (C9). Every byte is verified while it is read, on `threads` threads, by this rank or by one of the `peers`
-/// on its host: nothing may be done with what was loaded before all of them have. Returns the optimizer updates that the loaded
-/// state has seen: 0 where the optimizer begins anew.
+/// never from a pointer (C9). Every block is verified while it is read, by this rank or by one of its peers. Returns the
+/// optimizer updates that the loaded state has seen: 0 where the optimizer begins anew.
 ///
 /// # Errors
-/// [`Error::Misfit`] when its tensors are not this model's (nothing has changed then), [`Error::Load`] otherwise.
+/// [`Error::Misfit`] when its tensors are not this model's (nothing has changed then), [`Error::Load`] otherwise;
+/// [`Error::Collective`] when another rank could not load.
 pub fn load(
     place: &Location,
     from: &StartFrom,
     params: &mut Parameters,
     optimizer: &mut AdamW,
-    threads: NonZeroUsize,
-    peers: Peers,
+    together: Together<'_>,
 ) -> Result<u64, Error> {
     let what = format!("checkpoint {}", from.name);
     let fail = |why: String| Error::load(&what, why);
     let stored = |error: trainctl_store::Error| Error::load_stored(&what, &error);
     let name: CheckpointName = from.name.parse().map_err(|e| fail(format!("{e}")))?;
     let reader = ShardReader::open_at(place, name, Some(&from.manifest_blake3)).map_err(stored)?;
-    let reader = reader.with_threads(threads).with_peers(peers);
+    let reader = reader.with_threads(together.threads).with_peers(together.peers);
     if reader.manifest().kind == SaveKind::Weights || !from.keep.optimizer {
         load_weights(&what, &reader, params)?;
+        (together.all_have_read)()?;
         return Ok(0);
     }
     let trainer = reader.read_trainer_state().map_err(stored)?;
@@ -69,6 +80,7 @@ pub fn load(
         reads.push(Read { name, part: Part::Whole, out });
     }
     reader.read_into(reads).map_err(stored)?;
+    (together.all_have_read)()?;
     if std::env::var_os(VERIFY_ENV).is_some() {
         let (found, wanted) = (hash(&wanted).map_err(fail)?, &reader.manifest().state_hash);
         if found != *wanted {

@@ -15,7 +15,7 @@ mod snapshot;
 mod write;
 
 pub use deal::{Piece, deal};
-pub use load::{VERIFY_ENV, load};
+pub use load::{Together, VERIFY_ENV, load};
 pub use pretrained::load_pretrained;
 pub use save::Saver;
 pub use snapshot::{Buffer, Plan, State};

@@ -227,8 +227,7 @@ impl Buffer {
 }
 
 /// Copies each source to its offset in `memory`; offsets ascend. The threads take piece after piece, so that none has to
-/// wait for one that was interrupted. The copy is read by the thread that writes it, long after: it leaves the caches
-/// to the next step.
+/// wait for one that was interrupted. The copy is read by the thread that writes it, long after, and need not be in a cache.
 fn copy(memory: &mut [u8], sources: &[(usize, &[u8])], threads: usize) {
     let mut pieces: Vec<(&mut [u8], &[u8])> = Vec::with_capacity(sources.len());
     let (mut rest, mut at) = (memory, 0);
@@ -262,7 +261,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_byte_arrives_where_it_belongs(
-            lengths in prop::collection::vec((0usize..300, prop_oneof![0usize..70, 0usize..3 * PIECE_BYTES]), 0..6), threads in 1usize..6,
+            lengths in prop::collection::vec((0usize..300, prop_oneof![0usize..70, 0usize..3 * PIECE_BYTES]), 0..6),
+            threads in 1usize..6,
         ) {
             let size: usize = lengths.iter().map(|(gap, length)| gap + length).sum();
             let data: Vec<u8> = (0..size).map(|i| (i % 251) as u8 + 1).collect();

@@ -43,8 +43,6 @@ pub struct Case {
     pub held_save: Option<(u32, u64, Phase, u64)>,
     /// The second step does not end before a failure of the first one's save was reported.
     pub failure_awaited: Option<(u64, u64)>,
-    /// The whole state is hashed after a load.
-    pub is_load_hashed: bool,
     /// What is taken of `start_from`.
     pub keep: Keep,
     /// `TRAINCTL_FAULT` of every rank.
@@ -122,7 +120,6 @@ impl Case {
             save_heard: None,
             held_save: None,
             failure_awaited: None,
-            is_load_hashed: true,
             keep: Keep::ALL,
             fault: String::new(),
             start_store: String::new(),
@@ -139,13 +136,10 @@ impl Case {
         let json = serde_json::to_string(&self).unwrap();
         let children: Vec<_> = (0..self.world_size)
             .map(|rank| {
-                let mut command = Command::new(std::env::current_exe().unwrap());
-                if self.is_load_hashed {
-                    command.env(VERIFY_ENV, "1");
-                }
-                command
+                Command::new(std::env::current_exe().unwrap())
                     .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
                     .env(CASE, &json)
+                    .env(VERIFY_ENV, "1")
                     .env(trainctl_store::fault::ENV, &self.fault)
                     .env(RANK, rank.to_string())
                     .stdout(Stdio::piped())

@@ -41,12 +41,7 @@ impl Disk {
             }
         };
         let outcome = write();
-        let cleaned = absent_is_none(self.calls.remove_file(&temp), "remove", &temp);
-        let outcome = outcome?;
-        cleaned?;
-        self.sync_directory(parent(&path), point)?;
-        self.hit(point, Stage::Done, &path)?;
-        Ok(outcome)
+        self.conclude(outcome, &temp, &path, point)
     }
 
     /// Replaces a file by these bytes: readers see the old or the new ones, and after the call the new ones survive a
@@ -89,12 +84,7 @@ impl Disk {
             Ok(is_old)
         };
         let outcome = swap();
-        let cleaned = absent_is_none(self.calls.remove_file(&temp), "remove", &temp);
-        let outcome = outcome?;
-        cleaned?;
-        self.sync_directory(parent(&path), point)?;
-        self.hit(point, Stage::Done, &path)?;
-        Ok(outcome)
+        self.conclude(outcome, &temp, &path, point)
     }
 
     /// Replaces a file that holds exactly `old` by these bytes. `false` if it holds something else, or is not there.
@@ -109,6 +99,16 @@ impl Disk {
             return Ok(false);
         }
         self.replace_durable(key, &file, bytes, point)
+    }
+
+    /// Removes the temporary file whatever the outcome is, and makes the name durable if it has one.
+    fn conclude<T>(&self, outcome: Result<T>, temp: &Path, path: &Path, point: FailPoint) -> Result<T> {
+        let cleaned = absent_is_none(self.calls.remove_file(temp), "remove", temp);
+        let outcome = outcome?;
+        cleaned?;
+        self.sync_directory(parent(path), point)?;
+        self.hit(point, Stage::Done, path)?;
+        Ok(outcome)
     }
 
     fn write_new(&self, path: &Path, bytes: &[u8], point: FailPoint) -> Result<()> {

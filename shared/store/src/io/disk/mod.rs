@@ -222,14 +222,7 @@ impl Disk {
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
     pub fn remove_file(&self, key: &str, point: FailPoint) -> Result<bool> {
-        let path = self.path(key)?;
-        self.hit(point, Stage::Before, &path)?;
-        let removed = absent_is_none(self.calls.remove_file(&path), "remove", &path)?.is_some();
-        if removed {
-            self.sync_directory(parent(&path), point)?;
-        }
-        self.hit(point, Stage::Done, &path)?;
-        Ok(removed)
+        self.remove(key, point, |path| self.calls.remove_file(path))
     }
 
     /// Removes a directory and all below it. `false` if there was none.
@@ -237,9 +230,13 @@ impl Disk {
     /// # Errors
     /// [`Error::Io`], [`Error::Key`].
     pub fn remove_tree(&self, key: &str, point: FailPoint) -> Result<bool> {
+        self.remove(key, point, |path| self.calls.remove_dir_all(path))
+    }
+
+    fn remove(&self, key: &str, point: FailPoint, remove: impl FnOnce(&Path) -> io::Result<()>) -> Result<bool> {
         let path = self.path(key)?;
         self.hit(point, Stage::Before, &path)?;
-        let removed = absent_is_none(self.calls.remove_dir_all(&path), "remove", &path)?.is_some();
+        let removed = absent_is_none(remove(&path), "remove", &path)?.is_some();
         if removed {
             self.sync_directory(parent(&path), point)?;
         }

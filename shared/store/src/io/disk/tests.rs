@@ -17,6 +17,20 @@ fn keys_cannot_leave_the_directory() {
 }
 
 #[test]
+fn a_view_has_the_bytes_of_a_file_and_there_is_none_beyond_its_end() {
+    let (_dir, disk) = disk();
+    let bytes: Vec<u8> = (0..50_000u32).map(|i| (i % 251) as u8).collect();
+    disk.put_durable("a", &bytes, FailPoint::SHARD_WRITE).unwrap();
+    let reader = disk.reader("a").unwrap();
+    for (from, len) in [(0, 50_000), (4096, 1), (8192, 10_000), (5000, 45_000)] {
+        assert_eq!(reader.view(from as u64, len).unwrap()[..], bytes[from..from + len], "{len} bytes from {from}");
+    }
+    assert!(reader.view(0, 80_000).is_none() && reader.view(65_536, 10).is_none());
+    let error = reader.read_at(0, &mut vec![0; 80_000]).unwrap_err();
+    assert!(error.to_string().contains("ends before byte 80000"), "{error}");
+}
+
+#[test]
 fn exactly_one_of_many_creators_wins() {
     let (_dir, disk) = disk();
     let wins: Vec<_> = std::thread::scope(|scope| {
