@@ -56,10 +56,13 @@ fn c2_a_writer_of_a_dead_generation_that_wakes_up_late_harms_nothing() {
     let _spare = daemons::start_worker(&scratch, &state, 2, None);
     let newest = run.wait_for_commit(19);
     assert!(newest.generation > generation, "{newest:?}");
+    // No commit sweeps them before they were seen.
+    coordinator.process.signal(Signal::SIGSTOP);
     process::send(old, Signal::SIGCONT);
     let of_old = |name: &String| name.contains(&format!(".g{generation}."));
     wait::until_true("the late shards", || run.files("epoch_0_step_19").iter().any(of_old));
     verify(&scratch, &run);
+    coordinator.process.signal(Signal::SIGCONT);
     let latest = run.latest();
     assert!(latest.step >= newest.step && latest.generation == newest.generation, "{latest:?}");
 
