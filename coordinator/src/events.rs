@@ -3,6 +3,7 @@
 //! Every line has `ts`, `kind`, `job`, `generation`, `rank` and `step` (null where it speaks of none), then keys of its kind.
 
 use serde_json::{Map, Value};
+use trainctl_spec::state::Cause;
 use trainctl_spec::{Generation, JobId};
 
 /// One line.
@@ -70,6 +71,11 @@ impl Entry {
         }
         Value::Object(line)
     }
+}
+
+/// A cause as `trainctl explain` reads it back.
+pub fn verdict(cause: &Cause) -> Value {
+    serde_json::to_value(cause).unwrap_or_default()
 }
 
 /// UTC with milliseconds, as in training.jsonl: `2026-11-29T22:31:14.123Z`.

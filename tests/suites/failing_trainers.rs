@@ -28,6 +28,10 @@ fn j5_the_same_failure_twice_fails_the_job_and_says_why() {
     assert_eq!(finished.len(), 1);
     assert!(finished[0].to_string().contains("index 12 is out of bounds"), "{}", finished[0]);
     assert!(scratch.processes().is_empty(), "processes are left");
+    let explained = scratch.trainctl(["explain", job.run_dir.to_str().unwrap()]).wait().expect_code(0);
+    for part in ["failed; 2 generations were lost", "its log ends", "index 12 is out of bounds", "to do"] {
+        assert!(explained.stdout.contains(part), "{part} in {}", explained.stdout);
+    }
 }
 
 #[test]

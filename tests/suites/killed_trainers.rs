@@ -24,13 +24,14 @@ fn p4_three_killed_trainers_leave_no_trace() {
     let spec = job.write(scratch.join("job.yaml"));
     let run = Run::new(&job.run_dir);
     let mut trainctl = scratch.trainctl(["run", spec.to_str().unwrap()]);
-    let mut generation = 0;
+    let (mut generation, mut killed) = (0, Vec::new());
     for steps in [2..12, 13..24, 25..36] {
         let (step, rank) = (random.random_range(steps), random.random_range(0..2));
         run.wait_for_step(step);
         let trainers = run.wait_for_trainers(2, generation);
         generation = trainers[0].generation;
         trainers[rank].kill9();
+        killed.push(rank as u64);
         let exited = wait::until("the exit in events.jsonl", || {
             let mut exits = run.events_of("trainer_exited").into_iter();
             exits.find(|exit| exit["generation"] == generation && exit["rank"] == rank)
@@ -42,6 +43,12 @@ fn p4_three_killed_trainers_leave_no_trace() {
     assert_same_rows(&run, &want, 40);
     assert_eq!(run.latest().state_hash, want.latest().state_hash);
     assert_eq!(run.generations().len(), 4, "one generation for each kill: {:?}", run.generations());
+    let explained =
+        scratch.trainctl(["explain", job.run_dir.to_str().unwrap(), "--output", "json"]).wait().expect_code(0);
+    let explained: serde_json::Value = serde_json::from_str(&explained.stdout).unwrap();
+    let blamed: Vec<Option<u64>> =
+        explained["lost"].as_array().unwrap().iter().map(|lost| lost["rank"].as_u64()).collect();
+    assert_eq!(blamed, killed.iter().map(|rank| Some(*rank)).collect::<Vec<_>>(), "{explained}");
     for commit in want.commits() {
         let same = run.manifest(&commit.name.to_string()).unwrap();
         assert_eq!(same.state_hash, commit.state_hash, "{}", commit.name);

@@ -9,6 +9,7 @@ mod client;
 mod commands;
 mod daemons;
 mod exit;
+mod explain;
 mod follow;
 mod held;
 mod output;

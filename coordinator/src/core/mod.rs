@@ -27,7 +27,7 @@ use trainctl_spec::{Generation, JobId, JobSpec, Term};
 use trainctl_store::layout::CheckpointName;
 
 use crate::decide::liveness;
-use crate::events::Entry;
+use crate::events::{self, Entry};
 use crate::exports::ExportResult;
 use crate::hooks::{HookRequest, HookResult};
 use crate::record::{End, JobRecord};
@@ -454,9 +454,12 @@ impl Core {
     fn finished(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         job.record.end = Some(job.end());
-        let entry = Entry::new("job_finished")
+        let mut entry = Entry::new("job_finished")
             .with("phase", job.record.phase.name().into())
             .with("reason", job.record.phase.reason().into());
+        if let JobPhase::Failed { cause } = &job.record.phase {
+            entry = entry.with("verdict", events::verdict(cause));
+        }
         // The end is written where people look before the journal says so: after a crash between the two it is written again,
         // never missed.
         self.event_row(id, entry, at, out);

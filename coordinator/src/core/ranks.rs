@@ -15,7 +15,7 @@ use super::saves::{Save, SaveKey, ends_now};
 use super::{Core, Effect, Moment, StoreChange};
 use crate::decide::restart::{self, Restart, decide_restart};
 use crate::decide::verdict::{Ending, How, decide_verdict};
-use crate::events::Entry;
+use crate::events::{self, Entry};
 use crate::record::JobRecord;
 use crate::run_io::{AckToken, IoRequest};
 
@@ -276,6 +276,7 @@ impl Core {
             entry = entry.step(step);
         }
         entry = entry.with("code", exit.code.into()).with("signal", exit.signal.into()).with("core", exit.core.into());
+        entry = entry.with("worker", rank.worker.clone().into()).with("age_ms", millis(at.now.saturating_sub(when)));
         entry = entry.with("stderr_tail", exit.stderr_tail.clone().into());
         self.event_row(id, entry, at, out);
     }
@@ -521,8 +522,12 @@ impl Core {
                 job.record.phase = JobPhase::Stopping { generation, why: StopReason::Restart { cause: cause.clone() } };
                 job.form_after = at.now + delay;
                 self.journal(id, out);
-                let entry = Entry::new("generation_lost").with("cause", cause.to_string().into());
-                self.event_row(id, entry.with("delay_ms", (delay.as_millis() as u64).into()), at, out);
+                let mut entry = Entry::new("generation_lost").with("cause", cause.to_string().into());
+                if let Some(step) = step {
+                    entry = entry.step(step);
+                }
+                entry = entry.with("delay_ms", millis(delay)).with("verdict", events::verdict(&cause));
+                self.event_row(id, entry, at, out);
                 self.publish(id, out);
             }
             Restart::GiveUp(cause) => {
@@ -531,6 +536,10 @@ impl Core {
             }
         }
     }
+}
+
+fn millis(time: Duration) -> serde_json::Value {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into()
 }
 
 fn endings(live: &Live) -> Vec<Ending> {

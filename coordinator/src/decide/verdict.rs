@@ -128,6 +128,49 @@ mod tests {
         assert!(matches!(cause, Cause::WorkerLost { .. }));
     }
 
+    /// Every order of four things.
+    fn orders() -> Vec<[u64; 4]> {
+        let all = (0..256u64).map(|n| [n & 3, n >> 2 & 3, n >> 4 & 3, n >> 6 & 3]);
+        all.filter(|order| (0..4).all(|place| order.contains(&place))).collect()
+    }
+
+    #[test]
+    fn p6_each_kind_of_failure_is_named_in_every_order_of_arrival() {
+        let signal = |signal| How::Exited(ExitClass::Signal { signal, core: signal == 11 });
+        let kinds = [
+            (How::Exited(ExitClass::Error { code: 1 }), "exited with code 1"),
+            (How::Exited(ExitClass::Error { code: 3 }), "exited with code 3"),
+            (How::Exited(ExitClass::Panic), "panicked"),
+            (How::Exited(ExitClass::Assertion), "SIGABRT"),
+            (signal(11), "SIGSEGV"),
+            (signal(9), "SIGKILL"),
+            (signal(15), "SIGTERM"),
+            (How::Exited(ExitClass::OutOfMemory), "ran out of memory"),
+            (How::Exited(ExitClass::Disk), "reading or writing files failed"),
+            (How::Exited(ExitClass::StoreAway), "cannot reach the checkpoint's place"),
+            (How::Exited(ExitClass::Device), "device error"),
+            (How::Exited(ExitClass::NonFinite), "not finite"),
+            (How::WorkerLost(WhyLost::LeaseExpired), "was not heard from within its lease"),
+            (How::WorkerLost(WhyLost::Restarted), "was restarted"),
+            (How::NotStarted("no such file".to_owned()), "could not start rank 2"),
+        ];
+        assert_eq!(orders().len(), 24);
+        for (how, words) in kinds {
+            for order in orders() {
+                // A peer that lost it, the failure, a rank that we stopped, and one that had just finished.
+                let others = [ExitClass::PeerLost, ExitClass::StoppedByUs, ExitClass::Finished].map(How::Exited);
+                let [lost, stopped, done] = others;
+                let ends = [(0, lost), (2, how.clone()), (1, stopped), (3, done)];
+                let endings: Vec<Ending> =
+                    ends.into_iter().zip(order).map(|((rank, how), at)| ending(rank, at, how)).collect();
+                let (cause, step) = decide_verdict(&endings);
+                let text = cause.to_string();
+                assert!(text.contains("rank 2") && text.contains(words), "{how:?} in {order:?}: {text}");
+                assert_eq!(step, Some(7));
+            }
+        }
+    }
+
     #[test]
     fn nothing_but_our_own_stops_is_unknown() {
         let (cause, _) = decide_verdict(&[ending(0, 1, How::Exited(ExitClass::StoppedByUs))]);

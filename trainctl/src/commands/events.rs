@@ -28,23 +28,7 @@ pub(super) struct Events {
 
 impl Events {
     pub(super) async fn run(self) -> Outcome {
-        if let Some(run_dir) = self.job.run_dir() {
-            let rows =
-                read_rows(RunDir::new(run_dir).events(), 0).map_err(|error| Failure::internal(error.to_string()))?;
-            for row in rows.lines {
-                self.print(&row)?;
-            }
-            return Ok(Exit::Ok);
-        }
-        let (mut client, job) = self.job.connect().await?;
-        let request = v1::WatchRequest { job, from_start: true, once: true };
-        let mut stream = client.watch(request).await.map_err(|status| client::failure(&status))?.into_inner();
-        while let Some(event) = stream.next().await {
-            if let Some(v1::watch_event::Kind::EventJson(row)) = event.map_err(|status| client::failure(&status))?.kind
-            {
-                self.print(&row)?;
-            }
-        }
+        rows(&self.job).await?.iter().try_for_each(|row| self.print(row))?;
         Ok(Exit::Ok)
     }
 
@@ -53,13 +37,34 @@ impl Events {
     }
 }
 
+/// The lines of a job's `events.jsonl`: of a run directory all that it has, whichever jobs they are of.
+pub(super) async fn rows(job: &JobArgs) -> Result<Vec<String>, Failure> {
+    if let Some(run_dir) = job.run_dir() {
+        let rows = read_rows(RunDir::new(run_dir).events(), 0);
+        return Ok(rows.map_err(|error| Failure::internal(error.to_string()))?.lines);
+    }
+    let (mut client, job) = job.connect().await?;
+    let request = v1::WatchRequest { job, from_start: true, once: true };
+    let mut stream = client.watch(request).await.map_err(|status| client::failure(&status))?.into_inner();
+    let mut rows = Vec::new();
+    while let Some(event) = stream.next().await {
+        if let Some(v1::watch_event::Kind::EventJson(row)) = event.map_err(|status| client::failure(&status))?.kind {
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
 /// `2026-11-29T22:31:14.123Z  g7  trainer_exited  rank=1 step=12 class=…`
 fn readable(row: &str) -> String {
     let Ok(Value::Object(event)) = serde_json::from_str(row) else { return row.to_owned() };
     let text = |key: &str| event.get(key).map(plain).unwrap_or_default();
-    // Lists such as the end of stderr are for programs and for `trainctl logs`.
+    // Lists such as the end of stderr are for programs and for `trainctl logs`, verdicts for `trainctl explain`.
     let is_shown = |key: &str, value: &Value| {
-        !matches!(key, "ts" | "kind" | "job" | "generation") && !value.is_null() && !value.is_array()
+        !matches!(key, "ts" | "kind" | "job" | "generation")
+            && !value.is_null()
+            && !value.is_array()
+            && !value.is_object()
     };
     let rest = event.iter().filter(|(key, value)| is_shown(key, value));
     let rest: Vec<String> = rest.map(|(key, value)| format!("{key}={}", plain(value))).collect();
@@ -76,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_line_reads_from_left_to_right_and_a_strange_one_stays() {
-        let row = r#"{"ts":"T","kind":"trainer_exited","job":"a","generation":7,"rank":1,"class":"lost","step":null,"stderr_tail":["x"]}"#;
+        let row = r#"{"ts":"T","kind":"trainer_exited","job":"a","generation":7,"rank":1,"class":"lost","step":null,"stderr_tail":["x"],"verdict":{"kind":"preempted"}}"#;
         assert_eq!(readable(row), "T  g7    trainer_exited         rank=1 class=lost");
         assert_eq!(readable("torn {"), "torn {");
     }

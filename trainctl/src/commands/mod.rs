@@ -5,6 +5,7 @@ mod checkpoints;
 mod coordinator;
 mod data;
 mod events;
+mod explain;
 mod export;
 mod fork;
 mod list;
@@ -50,6 +51,7 @@ enum Command {
     Logs(logs::Logs),
     Metrics(metrics::Metrics),
     Events(events::Events),
+    Explain(explain::Explain),
     Resume(resume::Resume),
     Fork(fork::Fork),
     Checkpoints(checkpoints::Checkpoints),
@@ -91,6 +93,7 @@ impl Cli {
             Command::Logs(verb) => verb.run().await,
             Command::Metrics(verb) => verb.run().await,
             Command::Events(verb) => verb.run().await,
+            Command::Explain(verb) => verb.run().await,
             Command::Resume(verb) => verb.run().await,
             Command::Fork(verb) => verb.run().await,
             Command::Checkpoints(verb) => verb.run().await,
@@ -189,6 +192,7 @@ mod tests {
         logs: <job> --coordinator --rank --follow --output
         metrics: <job> --coordinator --output
         events: <job> --coordinator --output
+        explain: <job> --coordinator --output
         resume: <target> --set --from --allow-older --workers --until-step --coordinator --follow --output
         fork: <parent> <spec> --set --keep --run-dir --run --output
         checkpoints list: <run> --output

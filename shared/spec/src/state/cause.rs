@@ -167,12 +167,36 @@ impl Cause {
         }
     }
 
+    /// The cause of the failure that spent the budget or came twice.
+    #[must_use]
+    pub fn first(&self) -> &Self {
+        match self {
+            Self::BudgetSpent { last, .. } | Self::Deterministic { last, .. } => last.first(),
+            cause => cause,
+        }
+    }
+
+    /// The rank to blame, where it is one.
+    #[must_use]
+    pub fn rank(&self) -> Option<Rank> {
+        match self.first() {
+            Self::Rank { failure } => Some(failure.rank),
+            Self::WorkerLost { rank, .. } | Self::Hung { rank, .. } => *rank,
+            _ => None,
+        }
+    }
+
     /// What a person should do next; empty when nothing is needed.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::BudgetSpent { .. } | Self::Deterministic { .. } => {
                 "look at the rank's log, repair the cause, then `trainctl resume --from LATEST`"
+            }
+            Self::Rank { failure } => failure.class.remedy(),
+            Self::WorkerLost { why: WhyLost::LeaseExpired | WhyLost::Restarted, .. } => ExitClass::Lost.remedy(),
+            Self::WorkerLost { why: WhyLost::Quarantined, .. } => {
+                "look for a process in state D on its node: a file system or a device that does not answer"
             }
             Self::WaitingForWorkers { .. } => "start workers, or resume with a smaller resources.workers",
             Self::Checkpoint { .. } => "`trainctl checkpoints verify`, then resume from an older one",

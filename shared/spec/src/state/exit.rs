@@ -135,6 +135,33 @@ impl ExitClass {
         )
     }
 
+    /// What a person should do when it was the first cause; empty where nothing is to be done.
+    #[must_use]
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::OutOfMemory => {
+                "lower step_scheduler.local_batch_size (the global batch stays the same), or give the job more memory"
+            }
+            Self::Signal { signal: SIGKILL | SIGTERM, .. } => {
+                "find out who sent the signal: the kernel's log (dmesg), the scheduler (sacct -j), a person"
+            }
+            Self::Signal { .. } | Self::Panic | Self::Assertion => {
+                "this is a fault of the program or of the machine: keep the rank's log and the core dump, and report them"
+            }
+            Self::Device => {
+                "look at the GPU (nvidia-smi -q, Xid lines in dmesg) and keep the node out until it is repaired"
+            }
+            Self::Disk => "free space or repair the file system that the rank's log names",
+            Self::StoreAway => "look at the file system or the object store; it is tried again until it answers",
+            Self::NonFinite => {
+                "lower the learning rate, or set fault_tolerance.on_nonfinite: skip_step; look at the data of that step"
+            }
+            Self::Error { .. } => "look at the rank's log and repair the cause",
+            Self::Lost => "look at the node: it was restarted, lost its network, or its worker was killed",
+            Self::Finished | Self::PeerLost | Self::StoppedByUs => "",
+        }
+    }
+
     /// Whether its process ended by itself and said why: what a killed one wrote last has nothing to do with the kill.
     #[must_use]
     pub fn has_last_words(self) -> bool {
