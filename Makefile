@@ -42,6 +42,11 @@ matrix: build ## Every case of the crash matrices (three hours or more); `make t
 	$(WITH_TORCH) TRAINCTL_MATRIX=all cargo nextest run --release --locked --workspace --profile matrix \
 		-E 'binary(crash) | test(/^matrix::/)'
 
+.PHONY: sim
+sim: ## 2,000 seeds of the simulation (200 in `make test`), then bugs planted one by one, each of which it must find
+	$(WITH_TORCH) TRAINCTL_SIM_SEEDS=2000 cargo test --release --locked --workspace --test sim -- --nocapture
+	$(WITH_TORCH) scripts/planted-bugs.py
+
 .PHONY: fmt
 fmt: ## Check the formatting
 	cargo fmt --all -- --check

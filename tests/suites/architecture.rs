@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use trainctl_tests::programs;
 
 /// Each package of ours and those of ours that it may use. What is missing here may use nothing.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("trainctl-spec", &[]),
     ("trainctl-fault", &[]),
     ("trainctl-proto", &["trainctl-spec"]),
@@ -32,6 +32,8 @@ const EDGES: [(&str, &[&str]); 15] = [
     ("trainctl-faultfs", &[]),
     // Nor does an S3 server; its tests are those of the store on it.
     ("trainctl-s3", &[]),
+    // The simulation is made of the coordinator's and the worker's own decisions.
+    ("trainctl-sim", &["trainctl-spec", "trainctl-proto", "trainctl-coordinator", "trainctl-worker"]),
     // The end-to-end suites run the programs and never link them.
     (
         "trainctl-tests",
