@@ -9,6 +9,7 @@ for each bug. The exit status is 1 if one was not found.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def simulate() -> str | None:
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     if built.returncode != 0:
         sys.exit(f"it does not build:\n{built.stderr[-3000:]}")
-    program = re.search(r"Executable .*\((.*)\)", built.stderr).group(1)
+    program = ROOT / re.search(r"Executable .*\((.*)\)", built.stderr).group(1)
     environment = os.environ | {"TRAINCTL_SIM_SEEDS": SEEDS, "RUST_BACKTRACE": "0"}
     run = subprocess.run([program, "--nocapture"], cwd=ROOT / "tests/sim", env=environment, capture_output=True, text=True)
     if run.returncode == 0:
@@ -103,6 +104,8 @@ def simulate() -> str | None:
 def main() -> None:
     wanted = sys.argv[1:]
     missed = []
+    # A kill must not leave a bug behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if simulate() is not None:
         sys.exit("the simulation fails without a bug")
     for name, (path, old, new) in BUGS.items():
