@@ -8,5 +8,6 @@ pub mod hooks;
 pub mod liveness;
 pub mod placement;
 pub mod restart;
+pub mod rows;
 pub mod saves;
 pub mod verdict;

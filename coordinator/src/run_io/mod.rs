@@ -21,6 +21,7 @@ use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, Fence, RunDir, Tenure, Unfenced};
 
 use crate::core::Event;
+use crate::decide::rows::{RowUse, decide_row};
 use crate::events::Entry;
 use crate::owner::Handle;
 use crate::record::StartPoint;
@@ -270,6 +271,8 @@ impl RunTask {
                 IoRequest::Event(entry) => {
                     self.unless_fenced(rows.event(&entry, ROW_RETRY).await).await?;
                 }
+                IoRequest::TrainRow { row, token } if is_dropped(row.generation, begun) => unsynced.extend(token),
+                IoRequest::ValidationRow { row, token } if is_dropped(row.generation, begun) => unsynced.extend(token),
                 IoRequest::TrainRow { row, token } => {
                     let written = rows.train(&row, ROW_RETRY).await;
                     unsynced.extend(to_acknowledge(token, &written));
@@ -432,9 +435,21 @@ impl RunTask {
     /// Makes the rows durable, then lets their workers forget them.
     async fn sync(&self, rows: &mut Rows, unsynced: &mut Vec<AckToken>) -> Result<(), crate::owner::Gone> {
         rows.sync(ROW_RETRY).await;
-        match std::mem::take(unsynced) {
-            none if none.is_empty() => Ok(()),
-            tokens => self.answer(IoResult::Done(tokens)).await,
+        if unsynced.is_empty() {
+            return Ok(());
+        }
+        // C2: frozen directly before an append, we may have written to a file that our successor had replaced by then.
+        let held = self.tenure.pass().await.map_err(Error::Store);
+        match self.unless_superseded(held).await? {
+            Some(Ok(())) => self.answer(IoResult::Done(std::mem::take(unsynced))).await,
+            Some(Err(error)) => {
+                warn!(job = %self.job, %error, "whether the rows are ours is not known yet: not acknowledged");
+                Ok(())
+            }
+            None => {
+                unsynced.clear();
+                Ok(())
+            }
         }
     }
 
@@ -500,6 +515,15 @@ impl Changes {
 fn moves(moves: Vec<PointerMove>) -> Vec<(String, String, String)> {
     let name = |to: Option<CheckpointName>| to.map(|name| name.to_string()).unwrap_or_default();
     moves.into_iter().map(|moved| (moved.pointer.to_owned(), moved.from.unwrap_or_default(), name(moved.to))).collect()
+}
+
+/// J3: a row of a generation that is over, behind the cut that the next one has made.
+fn is_dropped(generation: u64, begun: Option<(Generation, Option<u64>)>) -> bool {
+    let decided = decide_row(generation, begun.map(|(generation, _)| generation));
+    if let RowUse::Drop { begun } = decided {
+        info!(generation, %begun, "a row of an earlier generation came late: dropped");
+    }
+    decided != RowUse::Write
 }
 
 /// A row that the fence refused is the new holder's to write: its worker must not forget it.
