@@ -397,6 +397,38 @@ fn a_failed_commit_is_tried_again_and_holds_the_next_formation_back() {
     assert!(prepares(&world));
 }
 
+/// What a Hello says of the trainer of generation 2.
+fn running(rank: u32) -> v1::RunningTrainer {
+    let fence = v1::Fence { job: job().0, generation: 2, term: 1 };
+    v1::RunningTrainer { fence: Some(fence), rank, pid: 10 + rank, ..v1::RunningTrainer::default() }
+}
+
+#[test]
+fn a_hello_from_between_a_trainers_exit_and_its_session_hearing_of_it_leaves_the_worker_free() {
+    let mut world = World::running();
+    world.killed(2, 1);
+    world.stopped(1, 0);
+    world.join(3, "w1", Some(running(1)));
+    world.prepare(StartPoint::default());
+    assert_eq!(world.starts().len(), 4, "both workers can take a rank");
+}
+
+#[test]
+fn a_worker_is_free_when_it_has_stopped_what_nobody_wanted() {
+    let mut world = World::new();
+    world.submit();
+    world.join(1, "w0", None);
+    // Of a generation whose exit a coordinator before this one has taken in and acknowledged.
+    world.join(2, "w1", Some(running(1)));
+    let Some((_, Body::StopTrainer(stop))) = world.sent.pop() else { panic!("a trainer that nobody wants is stopped") };
+    let result = v1::CommandResult { command_id: stop.command_id, ..v1::CommandResult::default() };
+    let body = Some(v1::worker_message::Body::CommandResult(result));
+    let message = Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body });
+    world.handle(Event::Message { session: 2, message });
+    world.prepare(StartPoint::default());
+    assert_eq!(world.starts().len(), 2);
+}
+
 #[test]
 fn an_incomplete_save_of_a_dead_generation_is_given_up() {
     let mut world = World::running();

@@ -21,6 +21,9 @@ const AVOID: Duration = Duration::from_secs(30);
 /// Acknowledges a resent record that was taken in before once in so many, so that a long resend does not fill the outbox.
 const ACK_AGAIN_EVERY: u64 = 64;
 
+/// A worker does not carry what it should.
+const LOST: How = How::WorkerLost(WhyLost::Restarted);
+
 /// One worker daemon.
 #[derive(Debug)]
 pub struct Worker {
@@ -42,6 +45,8 @@ pub struct Worker {
     pub avoid_until: Duration,
     /// The trainer that it runs, as far as we were told.
     pub running: Option<(JobId, Generation, u32)>,
+    /// The command that stops it, if nobody wants it.
+    stopping: Option<String>,
     spool: String,
     received: u64,
     target: u64,
@@ -62,6 +67,7 @@ impl Worker {
             heard_at: now,
             avoid_until: Duration::ZERO,
             running: None,
+            stopping: None,
             spool: String::new(),
             received: 0,
             target: 0,
@@ -158,6 +164,13 @@ impl Core {
         if self.foreign.contains(&id) {
             return;
         }
+        if self.has_ended(worker, &id, Generation(fence.generation), running.rank) {
+            // It was spooled that nothing of it is left, and its session had not heard of that when it dialled.
+            if let Some(seen) = self.workers.get_mut(worker) {
+                seen.running = None;
+            }
+            return;
+        }
         let wanted = self.jobs.get_mut(&id).and_then(|job| {
             let live = job.live.as_mut().filter(|live| live.generation.0 == fence.generation)?;
             let rank = live.ranks.get_mut(running.rank as usize).filter(|rank| rank.worker == worker)?;
@@ -181,9 +194,43 @@ impl Core {
                 let term = self.jobs.get(&id).map_or(fence.term, |job| job.record.term.0);
                 let fence = v1::Fence { term, ..fence };
                 let command_id = self.command_id("stop", Generation(fence.generation), running.rank);
+                if let Some(seen) = self.workers.get_mut(worker) {
+                    seen.stopping = Some(command_id.clone());
+                }
                 let stop = v1::StopTrainer { command_id, fence: Some(fence) };
                 out.push(Effect::Send { session, message: Box::new(Body::StopTrainer(stop)) });
             }
+        }
+    }
+
+    /// The exit of this trainer was taken in.
+    fn has_ended(&self, worker: &str, id: &JobId, generation: Generation, rank: u32) -> bool {
+        let live = self.jobs.get(id).and_then(|job| job.live.as_ref()).filter(|live| live.generation == generation);
+        let rank = live.and_then(|live| live.ranks.get(rank as usize)).filter(|rank| rank.worker == worker);
+        rank.and_then(|rank| rank.ended.as_ref()).is_some_and(|ended| matches!(ended.how, How::Exited(_)))
+    }
+
+    /// Whether some job waits for the end of this trainer.
+    fn awaits(&self, worker: &str, id: &JobId, generation: Generation, rank: u32) -> bool {
+        let live = self.jobs.get(id).and_then(|job| job.live.as_ref()).filter(|live| live.generation == generation);
+        let rank = live.and_then(|live| live.ranks.get(rank as usize));
+        rank.is_some_and(|rank| rank.worker == worker && rank.ended.is_none())
+    }
+
+    /// A trainer that nobody wanted is stopped. Its exit may have been taken in long ago, by a coordinator before us.
+    fn stopped(&mut self, worker: &str, result: &v1::CommandResult) {
+        let Some(seen) = self.workers.get_mut(worker) else { return };
+        if seen.stopping.take_if(|command| *command == result.command_id).is_none() || !result.error.is_empty() {
+            return;
+        }
+        let Some((id, generation, rank)) = seen.running.clone() else { return };
+        let still_runs =
+            result.current.as_ref().is_some_and(|fence| fence.job == id.0 && fence.generation == generation.0);
+        if !still_runs
+            && !self.awaits(worker, &id, generation, rank)
+            && let Some(seen) = self.workers.get_mut(worker)
+        {
+            seen.running = None;
         }
     }
 
@@ -216,15 +263,18 @@ impl Core {
                 let carried = running.as_ref().is_some_and(|(job, generation, rank)| {
                     job == id && *generation == live.generation && *rank as usize == number
                 });
-                // A start that was just sent is not known to have arrived; once the generation is given up it counts as lost.
+                // A start that was just sent is not known to have arrived; once the generation is given up it is taken back, which
+                // is nobody's fault (P6).
                 let starting = rank.is_unheard() && matches!(job.record.phase, JobPhase::Forming { .. });
                 if rank.worker == worker && rank.ended.is_none() && !carried && !starting {
-                    missing.push((id.clone(), number));
+                    let is_taken_back = rank.is_unheard();
+                    let how = if is_taken_back { How::Exited(ExitClass::StoppedByUs) } else { LOST };
+                    missing.push((id.clone(), number, how));
                 }
             }
         }
-        for (id, rank) in missing {
-            self.rank_ended(&id, rank, How::WorkerLost(WhyLost::Restarted), at, out);
+        for (id, rank, how) in missing {
+            self.rank_ended(&id, rank, how, at, out);
         }
     }
 
@@ -280,6 +330,7 @@ impl Core {
     }
 
     fn command_result(&mut self, worker: &str, result: &v1::CommandResult, at: Moment, out: &mut Vec<Effect>) {
+        self.stopped(worker, result);
         if result.error.is_empty() && !result.stale {
             return;
         }
