@@ -32,8 +32,8 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("trainctl-faultfs", &[]),
     // Nor does an S3 server; its tests are those of the store on it.
     ("trainctl-s3", &[]),
-    // The simulation is made of the coordinator's and the worker's own decisions.
-    ("trainctl-sim", &["trainctl-spec", "trainctl-proto", "trainctl-coordinator", "trainctl-worker"]),
+    // The simulation is made of the coordinator's, the worker's and the store's own decisions.
+    ("trainctl-sim", &["trainctl-spec", "trainctl-proto", "trainctl-store", "trainctl-coordinator", "trainctl-worker"]),
     // The end-to-end suites run the programs and never link them.
     (
         "trainctl-tests",

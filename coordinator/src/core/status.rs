@@ -4,7 +4,7 @@ use trainctl_proto::v1;
 use trainctl_spec::JobId;
 use trainctl_spec::state::JobPhase;
 
-use super::Core;
+use super::{Core, Worker};
 
 impl Core {
     /// All jobs, oldest first.
@@ -17,6 +17,11 @@ impl Core {
     /// Id of the job that was submitted last.
     pub fn latest(&self) -> Option<&JobId> {
         self.jobs.values().max_by_key(|job| job.record.submitted_at_ms).map(|job| &job.record.id)
+    }
+
+    /// All workers that are not lost.
+    pub fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.values()
     }
 
     /// One job.

@@ -1,5 +1,6 @@
 //! A worker: the real session machine, with a spool, a trainer and a stream that are modelled.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use trainctl_proto::v1;
@@ -7,6 +8,7 @@ use trainctl_worker::session::machine::Machine;
 use trainctl_worker::state::Fences;
 
 use crate::training::End;
+use crate::world::Tag;
 
 /// A record that must not be lost.
 #[derive(Clone, Debug)]
@@ -19,10 +21,26 @@ pub(crate) struct Record {
 /// The trainer that a worker runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Trainer {
+    pub(crate) tag: Tag,
     pub(crate) fence: v1::Fence,
     pub(crate) rank: u32,
     /// Last step that it did.
     pub(crate) step: Option<u64>,
+    /// How it has ended, while it is cleaned up after.
+    pub(crate) end: Option<End>,
+}
+
+/// What a worker has done by order: kept by the world, to hold the worker against it.
+#[derive(Debug, Default)]
+pub(crate) struct Deeds {
+    /// The highest term of a command that was carried out, by run.
+    pub(crate) term: BTreeMap<String, u64>,
+    /// The generation that was started last, by run.
+    pub(crate) generation: BTreeMap<String, u64>,
+    /// The first answer to each command of this life (W1).
+    pub(crate) answers: BTreeMap<String, v1::CommandResult>,
+    /// Commands that have started a trainer.
+    pub(crate) starts: BTreeSet<String>,
 }
 
 /// One worker.
@@ -32,12 +50,27 @@ pub(crate) struct Worker {
     /// New at each start; events of an earlier one are dropped.
     pub(crate) incarnation: u64,
     pub(crate) is_up: bool,
-    pub(crate) session: Option<u64>,
+    /// It will not come back.
+    pub(crate) is_gone: bool,
+    /// The stream that it dials or has.
+    pub(crate) stream: Option<u64>,
+    pub(crate) is_connected: bool,
     pub(crate) trainer: Option<Trainer>,
-    /// How its trainer has ended, while it is cleaned up after.
-    pub(crate) ending: Option<End>,
     /// An assignment whose trainer is about to exist.
     pub(crate) starting: Option<v1::Assignment>,
+    /// It does nothing before.
+    pub(crate) frozen_until: u64,
+    /// Nothing passes from a coordinator to it before.
+    pub(crate) cut_to_until: u64,
+    /// Nor from it to a coordinator.
+    pub(crate) cut_from_until: u64,
+    /// Its clock began so long before the world's.
+    pub(crate) offset: u64,
+    pub(crate) heard_at: u64,
+    /// When it last ticked, and since when it has had no stream.
+    pub(crate) ticked_at: u64,
+    pub(crate) idle_since: u64,
+    pub(crate) deeds: Deeds,
     // What survives a kill of the daemon.
     pub(crate) fences: Fences,
     pub(crate) spool: Vec<Record>,
@@ -48,21 +81,32 @@ pub(crate) struct Worker {
     pub(crate) retry_ms: u64,
 }
 
-fn run_of(_: &v1::Assignment) -> Result<String, String> {
-    Ok("/runs/tiny".to_owned())
+/// The run directory of an assignment, by its job.
+pub(crate) fn run_of(assignment: &v1::Assignment) -> Result<String, String> {
+    let job = assignment.fence.as_ref().map(|fence| fence.job.clone());
+    job.ok_or_else(|| "an assignment without a fence".to_owned())
 }
 
 impl Worker {
     pub(crate) fn new(number: usize) -> Self {
         Self {
-            id: format!("w{number}"),
+            id: format!("w{number:02}"),
             machine: Machine::new(Fences::default(), run_of),
             incarnation: 1,
             is_up: true,
-            session: None,
+            is_gone: false,
+            stream: None,
+            is_connected: false,
             trainer: None,
-            ending: None,
             starting: None,
+            frozen_until: 0,
+            cut_to_until: 0,
+            cut_from_until: 0,
+            offset: 7_000 * number as u64,
+            heard_at: 0,
+            ticked_at: 0,
+            idle_since: 0,
+            deeds: Deeds::default(),
             fences: Fences::default(),
             spool: Vec::new(),
             last_seq: 0,
@@ -73,11 +117,12 @@ impl Worker {
     }
 
     /// The daemon starts again with what its predecessor had made durable.
-    pub(crate) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self, now: u64) {
         self.machine = Machine::new(self.fences.clone(), run_of);
         self.is_up = true;
-        (self.session, self.sent, self.retry_ms) = (None, None, 100);
-        self.ending = None;
+        (self.stream, self.is_connected, self.sent, self.retry_ms) = (None, false, None, 100);
+        self.deeds.answers.clear();
+        (self.ticked_at, self.idle_since) = (now, now);
     }
 
     pub(crate) fn hello(&self) -> v1::Hello {
@@ -117,7 +162,7 @@ impl Worker {
     }
 
     pub(crate) fn acknowledge(&mut self, up_to: u64) {
-        assert!(up_to <= self.last_seq, "an acknowledgement of what was never sent");
+        assert!(up_to <= self.last_seq, "S: an acknowledgement of what was never sent");
         self.acked = self.acked.max(up_to);
         self.spool.retain(|record| record.seq > up_to);
     }

@@ -1,79 +1,69 @@
-//! Time, the network and the faults. Every choice comes from the seed.
+//! Time and what happens next. Every choice comes from the seed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use trainctl_coordinator::core;
-use trainctl_proto::v1;
+use trainctl_proto::v1::SaveKind;
 use trainctl_proto::v1::coordinator_message::Body;
-use trainctl_proto::v1::rank_report::Report;
-use trainctl_spec::state::JobPhase;
-use trainctl_worker::session::machine::{Effect, Event, Outgoing};
+use trainctl_spec::state::{Cause, JobPhase};
+use trainctl_worker::session::machine;
 
-use crate::coordinator::{Coordinator, MAX_STEPS, WORLD_SIZE};
-use crate::disk::Disk;
-use crate::training::{self, End, Group};
-use crate::worker::{Trainer, Worker};
+use crate::coordinator::Coordinator;
+use crate::disk::{Disk, Run};
+use crate::network::Stream;
+use crate::scenario::{Scenario, Wants};
+use crate::training::{End, Group};
+use crate::worker::Worker;
 
-/// Milliseconds after which a world that has not come to its end never will.
-const LIMIT: u64 = 30 * 60_000;
+/// Milliseconds after the last storm within which every job must have come to its end.
+const LIMIT: u64 = 20 * 60_000;
+/// How many of the last events are shown when a seed fails.
+const TRACED: usize = 50;
 
-/// What happens at a moment. Numbers are those of workers; what an earlier incarnation had begun is dropped.
-#[derive(Clone, Copy, Debug)]
-enum What {
-    CoordinatorStarts,
+/// What happens at a moment. A worker or a coordinator is named with its life: what an earlier one had begun is dropped.
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    /// A coordinator's process starts on this host.
+    Launch(usize),
+    Supervise,
+    Look(u64),
+    Answered(u64),
+    Take(u64, u64),
+    WriteHolder(u64, usize),
+    Beat(u64, usize),
     CoordinatorTick(u64),
-    Beats(u64),
-    Known(u64),
-    IoDone(u64),
-    Dialled(usize, u64),
+    /// The owner was held up.
+    OwnerGoesOn(u64),
+    Task(u64, usize),
+    SecondLook(u64, usize),
+    Submit(usize),
+    Cancel(usize),
     /// The next message of a stream, to the worker or to the coordinator.
     Delivery {
-        session: u64,
+        stream: u64,
         to_worker: bool,
     },
-    /// The coordinator learns that a stream has ended.
-    StreamEnded(u64),
+    DialTimeout(u64),
+    /// A command arrives again.
+    Repeated(usize, Box<Body>),
     WorkerStarts(usize),
     WorkerTick(usize, u64),
     TrainerStarted(usize, u64),
-    TrainerEnds(usize, u64, u64, End),
+    TrainerEnds(usize, u64, Tag, End),
     TrainerGone(usize, u64),
-    Step(u64),
-    ShardsDurable(usize, u64, u64, u64),
-    Finish(usize, u64, u64),
+    Forgotten(usize, u64),
+    Step(Tag),
+    ShardsDurable(usize, u64, Tag, u64, SaveKind),
+    Finish(usize, u64, Tag),
     Fault,
+    Flap(usize),
 }
 
-enum Message {
-    ToWorker(Body),
-    ToCoordinator(v1::WorkerMessage),
-}
-
-/// How much goes wrong.
-#[derive(Clone, Debug)]
-pub(crate) struct Faults {
-    /// None after this, so that the world can come to its end.
-    until: u64,
-    /// Milliseconds between two.
-    every: Range<u64>,
-    /// Milliseconds that a message takes.
-    delay: Range<u64>,
-    /// One coordinator in so many dies between two effects.
-    crash_in: u32,
-}
-
-impl Faults {
-    /// Calm and stormy worlds in turn.
-    pub(crate) fn of(seed: u64) -> Self {
-        let every = [2_000..6_000, 300..2_500, 50..900][(seed % 3) as usize].clone();
-        let delay = [1..10, 1..150, 1..1_500][(seed / 3 % 3) as usize].clone();
-        Self { until: 60_000, every, delay, crash_in: 300 }
-    }
-}
+/// Job and generation of a trainer.
+pub(crate) type Tag = (usize, u64);
 
 /// What was seen.
 #[derive(Debug, Default)]
@@ -81,6 +71,8 @@ pub(crate) struct Summary {
     pub(crate) generations: u64,
     pub(crate) commits: u64,
     pub(crate) coordinators: u64,
+    pub(crate) takeovers: u64,
+    pub(crate) late_changes: u64,
     pub(crate) faults: BTreeMap<&'static str, u64>,
     pub(crate) events: u64,
     pub(crate) seconds: u64,
@@ -91,6 +83,8 @@ impl Summary {
         self.generations += other.generations;
         self.commits += other.commits;
         self.coordinators += other.coordinators;
+        self.takeovers += other.takeovers;
+        self.late_changes += other.late_changes;
         self.events += other.events;
         self.seconds += other.seconds;
         other.faults.iter().for_each(|(kind, count)| *self.faults.entry(kind).or_default() += count);
@@ -99,522 +93,271 @@ impl Summary {
 
 /// The world.
 pub(crate) struct World {
-    random: StdRng,
-    faults: Faults,
-    now: u64,
+    pub(crate) random: StdRng,
+    pub(crate) scenario: Scenario,
+    pub(crate) now: u64,
     /// By time, then in the order in which they were decided.
     queue: BTreeMap<(u64, u64), What>,
     decided: u64,
-    disk: Disk,
-    coordinator: Option<Coordinator>,
-    /// It does nothing before.
-    frozen_until: u64,
-    workers: Vec<Worker>,
-    /// Nothing passes between the coordinator and the worker before.
-    cut_until: Vec<u64>,
-    lines: BTreeMap<(u64, bool), VecDeque<Message>>,
-    sessions: u64,
-    groups: BTreeMap<u64, Group>,
-    seen: Summary,
+    pub(crate) disk: Disk,
+    pub(crate) coordinators: BTreeMap<u64, Coordinator>,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    pub(crate) num_streams: u64,
+    pub(crate) groups: BTreeMap<Tag, Group>,
+    /// The last fault, and all that it held up, is over.
+    pub(crate) calm_since: u64,
+    pub(crate) num_gone: usize,
+    /// Jobs of which a trainer could not be started.
+    pub(crate) not_started: BTreeSet<usize>,
+    pub(crate) seen: Summary,
+    /// The last events, if they are to be shown.
+    pub(crate) trace: Option<VecDeque<String>>,
+    num_traced: usize,
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, faults: Faults) -> Self {
-        let workers: Vec<Worker> = (0..=WORLD_SIZE).map(Worker::new).collect();
+    pub(crate) fn new(scenario: Scenario, traced: bool) -> Self {
+        let disk = Disk { runs: scenario.jobs.iter().map(|_| Run::default()).collect(), ..Disk::default() };
         let mut world = Self {
-            random: StdRng::seed_from_u64(seed),
-            faults,
+            random: StdRng::seed_from_u64(scenario.seed),
             now: 0,
             queue: BTreeMap::new(),
             decided: 0,
-            disk: Disk::default(),
-            coordinator: None,
-            frozen_until: 0,
-            cut_until: vec![0; workers.len()],
-            workers,
-            lines: BTreeMap::new(),
-            sessions: 0,
+            disk,
+            coordinators: BTreeMap::new(),
+            workers: (0..scenario.num_workers).map(Worker::new).collect(),
+            streams: BTreeMap::new(),
+            num_streams: 0,
             groups: BTreeMap::new(),
+            calm_since: 0,
+            num_gone: 0,
+            not_started: BTreeSet::new(),
             seen: Summary::default(),
+            trace: traced.then(VecDeque::new),
+            num_traced: crate::number("TRAINCTL_SIM_TRACE").map_or(TRACED, |events| events as usize),
+            scenario,
         };
-        world.after(0, What::CoordinatorStarts);
+        world.after(0, What::Launch(0));
+        world.after(500, What::Supervise);
         for worker in 0..world.workers.len() {
-            world.soon(0..2_000, What::WorkerTick(worker, 1));
+            world.soon(0..10_000, What::WorkerTick(worker, 1));
         }
-        world.soon(world.faults.every.clone(), What::Fault);
+        for (number, job) in world.scenario.jobs.clone().into_iter().enumerate() {
+            world.after(job.submitted_at, What::Submit(number));
+            if let Wants::Cancel { at, .. } = job.wants {
+                world.after(at, What::Cancel(number));
+            }
+        }
+        if !world.scenario.weather.storms.is_empty() {
+            world.after(0, What::Fault);
+        }
         world
     }
 
-    /// Runs to the job's end.
-    pub(crate) fn run(mut self) -> Summary {
-        while !self.disk.job().is_some_and(|job| job.phase.is_terminal()) {
-            let Some(((at, _), what)) = self.queue.pop_first() else { panic!("nothing happens any more") };
-            assert!(at < LIMIT, "no end in sight: {:?}, {:?}", self.disk.job().map(|job| job.phase), self.disk.latest);
-            self.now = at;
-            self.seen.events += 1;
-            self.happens(what);
+    /// Runs until every job has come to its end.
+    pub(crate) fn run(&mut self) {
+        let limit = self.scenario.weather.ends_at() + LIMIT;
+        while !self.is_over() {
+            self.happens_next(limit);
         }
-        let job = self.disk.job().unwrap();
-        assert_eq!(job.phase, JobPhase::Succeeded, "{:?}", job.phase);
-        assert_eq!(self.disk.latest, Some(MAX_STEPS - 1), "the last step is committed");
-        assert_eq!(self.disk.rows, (0..MAX_STEPS).collect::<Vec<_>>(), "each step has its row, once");
+        self.check_ends();
         self.seen.seconds = self.now / 1000;
-        self.seen.generations = self.disk.generations;
-        self.seen.commits = self.disk.commits.len() as u64;
-        self.seen
+        for run in &self.disk.runs {
+            self.seen.generations += run.generations.len() as u64;
+            self.seen.commits += (run.full.committed.len() + run.full.abandoned.len()) as u64;
+            self.seen.late_changes += run.late_changes;
+        }
     }
 
-    fn after(&mut self, delay: u64, what: What) {
+    pub(crate) fn is_over(&self) -> bool {
+        let is_over = |id| self.disk.job(id).is_some_and(|job| job.phase.is_terminal());
+        self.scenario.jobs.iter().all(|job| is_over(&job.id))
+    }
+
+    pub(crate) fn happens_next(&mut self, limit: u64) {
+        let Some(((at, _), what)) = self.queue.pop_first() else { panic!("nothing happens any more") };
+        if at > limit {
+            let phases: Vec<_> =
+                self.scenario.jobs.iter().map(|job| self.disk.job(&job.id).map(|j| &j.phase)).collect();
+            panic!("no end in sight: {phases:?}");
+        }
+        self.now = at;
+        self.seen.events += 1;
+        if self.trace.is_some()
+            && !matches!(
+                what,
+                What::WorkerTick(..)
+                    | What::CoordinatorTick(_)
+                    | What::Delivery { .. }
+                    | What::Look(_)
+                    | What::Task(..)
+            )
+        {
+            self.note(format!("{what:?}"));
+        }
+        self.happens(what);
+        self.check_disk();
+    }
+
+    /// For whoever reads why a seed failed.
+    pub(crate) fn note(&mut self, text: String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push_back(format!("{:>9.3} s  {text}", self.now as f64 / 1000.0));
+            if trace.len() > self.num_traced {
+                trace.pop_front();
+            }
+        }
+    }
+
+    pub(crate) fn after(&mut self, delay: u64, what: What) {
         self.decided += 1;
         self.queue.insert((self.now + delay, self.decided), what);
     }
 
-    fn soon(&mut self, delay: Range<u64>, what: What) {
+    pub(crate) fn soon(&mut self, delay: Range<u64>, what: What) {
         let delay = self.random.random_range(delay);
         self.after(delay, what);
     }
 
+    pub(crate) fn storms(&self) -> bool {
+        self.scenario.weather.storms_at(self.now)
+    }
+
+    /// Something goes wrong in one case of so many, while it storms.
+    pub(crate) fn mishap(&mut self, in_so_many: u32) -> bool {
+        self.storms() && self.random.random_ratio(1, in_so_many)
+    }
+
+    /// A fault whose effect lasts until then.
+    pub(crate) fn disturbed(&mut self, kind: &'static str, until: u64) {
+        self.calm_since = self.calm_since.max(until).max(self.now);
+        *self.seen.faults.entry(kind).or_default() += 1;
+    }
+
+    /// How long a change of the disk takes.
+    pub(crate) fn disk_time(&mut self) -> u64 {
+        if self.mishap(100) {
+            let takes = self.random.random_range(100..10_000);
+            self.disturbed("slow disk", self.now + takes);
+            return takes;
+        }
+        let usual = self.scenario.weather.disk.clone();
+        self.random.random_range(usual)
+    }
+
     fn happens(&mut self, what: What) {
         match what {
-            What::CoordinatorStarts => self.start_coordinator(),
-            What::CoordinatorTick(life) => {
-                if self.lives(life, what) {
-                    self.after(500, what);
-                    self.coordinate(core::Event::Tick);
-                }
-            }
-            What::Beats(life) => {
-                if self.lives(life, what) {
-                    self.after(1_000, what);
-                    let sessions: Vec<u64> =
-                        self.coordinator.iter().flat_map(|coordinator| coordinator.sessions.keys().copied()).collect();
-                    for session in sessions {
-                        self.send(session, Message::ToWorker(Body::Beat(v1::Beat {})));
-                    }
-                }
-            }
-            What::Known(life) => {
-                if self.lives(life, what) {
-                    let (disk, now) = (&self.disk, self.now);
-                    let effects = self.coordinator.as_mut().map(|coordinator| coordinator.known(disk, now));
-                    self.carry_out(effects.unwrap_or_default());
-                }
-            }
-            What::IoDone(life) => {
-                if self.lives(life, what) {
-                    let (disk, now) = (&mut self.disk, self.now);
-                    let effects = self.coordinator.as_mut().map(|coordinator| coordinator.next_io(disk, now));
-                    self.carry_out(effects.unwrap_or_default());
-                    if self.coordinator.as_ref().is_some_and(|c| c.incarnation == life && !c.io.is_empty()) {
-                        self.soon(1..120, what);
-                    }
-                }
-            }
-            What::Dialled(worker, life) => self.dialled(worker, life),
-            What::Delivery { session, to_worker } => self.deliver(session, to_worker, what),
-            What::StreamEnded(session) => {
-                if self.coordinator.as_mut().is_some_and(|c| c.sessions.remove(&session).is_some()) {
-                    self.coordinate(core::Event::Gone { session });
+            What::Launch(host) => self.launch(host),
+            What::Supervise => self.supervise(),
+            What::Look(life)
+            | What::Answered(life)
+            | What::Take(life, _)
+            | What::CoordinatorTick(life)
+            | What::WriteHolder(life, ..)
+            | What::Beat(life, _)
+            | What::OwnerGoesOn(life)
+            | What::Task(life, _)
+            | What::SecondLook(life, _) => self.coordinator_happens(life, what),
+            What::Submit(job) => self.submit(job),
+            What::Cancel(job) => self.cancel(job),
+            What::Delivery { stream, to_worker } => self.deliver(stream, to_worker),
+            What::DialTimeout(stream) => self.dial_timeout(stream),
+            What::Repeated(worker, body) => {
+                if self.workers[worker].is_up && self.workers[worker].is_connected {
+                    self.seen.faults.entry("command repeated").and_modify(|count| *count += 1).or_insert(1);
+                    self.workers[worker].heard_at = self.now;
+                    self.work(worker, machine::Event::Heard(*body));
                 }
             }
             What::WorkerStarts(worker) => self.start_worker(worker),
-            What::WorkerTick(worker, life) => {
-                if self.is_up(worker, life) {
-                    self.after(50, what);
-                    self.work(worker, Event::Tick);
+            What::WorkerTick(worker, life)
+            | What::TrainerStarted(worker, life)
+            | What::TrainerEnds(worker, life, ..)
+            | What::TrainerGone(worker, life)
+            | What::Forgotten(worker, life)
+            | What::ShardsDurable(worker, life, ..)
+            | What::Finish(worker, life, _) => {
+                let thaw = self.workers[worker].frozen_until;
+                if thaw > self.now {
+                    self.after(thaw - self.now, what);
+                } else if self.is_up(worker, life) {
+                    self.worker_happens(worker, what);
                 }
             }
-            What::TrainerStarted(worker, life) => self.trainer_started(worker, life),
-            What::TrainerEnds(worker, life, generation, end) => self.trainer_ends(worker, life, generation, end),
-            What::TrainerGone(worker, life) => self.trainer_gone(worker, life),
-            What::Step(generation) => self.step(generation),
-            What::ShardsDurable(worker, life, generation, step) => {
-                if let Some(rank) = self.rank_of(worker, life, generation) {
-                    self.disk.shards.entry((generation, step)).or_default().insert(rank);
-                    self.spool(worker, training::shards(rank, step));
-                }
-            }
-            What::Finish(worker, life, generation) => {
-                if self.rank_of(worker, life, generation).is_some() {
-                    self.spool(worker, training::finished(MAX_STEPS));
-                    self.soon(5..100, What::TrainerEnds(worker, life, generation, End::Done));
-                }
-            }
+            What::Step(tag) => self.step(tag),
             What::Fault => self.fault(),
+            What::Flap(worker) => self.flap(worker),
         }
     }
 }
 
-/// The coordinator.
+/// A person.
 impl World {
-    /// Whether this life of it goes on; what a frozen one should do it does when it wakes up.
-    fn lives(&mut self, life: u64, what: What) -> bool {
-        let lives = self.coordinator.as_ref().is_some_and(|coordinator| coordinator.incarnation == life);
-        if lives && self.now < self.frozen_until {
-            self.after(self.frozen_until - self.now, what);
-            return false;
+    /// Submits until the journal has it; an answer may be lost (J7).
+    fn submit(&mut self, number: usize) {
+        let job = self.scenario.jobs[number].clone();
+        if self.disk.job(&job.id).is_some() && !self.random.random_bool(0.3) {
+            return;
         }
-        lives
+        self.soon(1_000..4_000, What::Submit(number));
+        let Some(life) = self.reachable() else { return };
+        let Some(coordinator) = self.coordinators.get_mut(&life) else { return };
+        let (request_id, term) = (format!("request-{number}"), coordinator.term(number + 1));
+        let is_known = coordinator.core.submitted_as(&request_id).is_some();
+        if is_known || term == 0 || coordinator.inbox.iter().any(|e| matches!(e, core::Event::Admitted { .. })) {
+            return;
+        }
+        let queued = trainctl_coordinator::record::JobRecord::queued(job.id, job.yaml, trainctl_spec::Term(term));
+        let record = Box::new(trainctl_coordinator::record::JobRecord { request_id, ..queued });
+        self.owner(life, core::Event::Admitted { record, spec: Box::new(job.spec) });
     }
 
-    fn start_coordinator(&mut self) {
-        self.seen.coordinators += 1;
-        let life = self.seen.coordinators;
-        let offset = self.random.random_range(0..10_000_000);
-        let (coordinator, effects) = Coordinator::start(life, offset, self.now, &mut self.disk);
-        self.coordinator = Some(coordinator);
-        self.frozen_until = 0;
-        self.carry_out(effects);
-        self.after(500, What::CoordinatorTick(life));
-        self.after(1_000, What::Beats(life));
-        self.soon(1..200, What::Known(life));
-    }
-
-    fn coordinate(&mut self, event: core::Event) {
-        let now = self.now;
-        let effects = self.coordinator.as_mut().map(|coordinator| coordinator.handle(event, now));
-        self.carry_out(effects.unwrap_or_default());
-    }
-
-    fn carry_out(&mut self, effects: Vec<core::Effect>) {
-        for effect in effects {
-            if self.now < self.faults.until && self.random.random_ratio(1, self.faults.crash_in) {
-                return self.crash_coordinator("crash between effects");
-            }
-            let Some(coordinator) = &mut self.coordinator else { return };
-            match effect {
-                core::Effect::Journal(record) => self.disk.put_job(&record),
-                core::Effect::Send { session, message } => self.send(session, Message::ToWorker(*message)),
-                core::Effect::Close { session } => {
-                    if let Some(worker) = coordinator.sessions.remove(&session) {
-                        self.hang_up(worker, session);
-                    }
-                }
-                core::Effect::Io { request, .. } => {
-                    coordinator.io.push_back(*request);
-                    let (life, is_idle) = (coordinator.incarnation, coordinator.io.len() == 1);
-                    if is_idle {
-                        self.soon(1..120, What::IoDone(life));
-                    }
-                }
-                core::Effect::Hook { .. }
-                | core::Effect::Export { .. }
-                | core::Effect::Rendezvous { .. }
-                | core::Effect::Publish(_)
-                | core::Effect::Release(_)
-                | core::Effect::Leave(_) => {}
-            }
+    fn cancel(&mut self, number: usize) {
+        let job = self.scenario.jobs[number].clone();
+        let Wants::Cancel { save, .. } = job.wants else { return };
+        if self.disk.job(&job.id).is_some_and(|job| job.phase.is_terminal()) {
+            return;
+        }
+        self.soon(1_000..4_000, What::Cancel(number));
+        if let Some(life) = self.reachable() {
+            self.owner(life, core::Event::Cancel { job: job.id, save });
         }
     }
 
-    /// What its task was about to do may still have reached the disk.
-    fn crash_coordinator(&mut self, how: &'static str) {
-        let Some(mut coordinator) = self.coordinator.take() else { return };
-        *self.seen.faults.entry(how).or_default() += 1;
-        if let Some(request) = coordinator.io.pop_front()
-            && self.random.random_bool(0.5)
-        {
-            coordinator.carry_out(request, &mut self.disk);
-        }
-        for (session, worker) in coordinator.sessions {
-            self.hang_up(worker, session);
-        }
-        self.soon(100..8_000, What::CoordinatorStarts);
+    /// The coordinator that answers.
+    fn reachable(&self) -> Option<u64> {
+        let life = self.disk.endpoint?;
+        let coordinator = self.coordinators.get(&life)?;
+        (coordinator.is_serving && !coordinator.is_frozen(self.now)).then_some(life)
     }
 }
 
-/// Streams.
+/// The end.
 impl World {
-    fn send(&mut self, session: u64, message: Message) {
-        let to_worker = matches!(message, Message::ToWorker(_));
-        self.lines.entry((session, to_worker)).or_default().push_back(message);
-        self.soon(self.faults.delay.clone(), What::Delivery { session, to_worker });
-    }
-
-    fn deliver(&mut self, session: u64, to_worker: bool, what: What) {
-        let Some(worker) = self.workers.iter().position(|worker| worker.session == Some(session)) else {
-            self.lines.remove(&(session, to_worker));
-            return;
-        };
-        // TCP: what cannot pass waits, and nothing overtakes.
-        let waits = self.cut_until[worker].max(if to_worker { 0 } else { self.frozen_until });
-        if self.now < waits {
-            return self.after(waits - self.now, what);
-        }
-        let is_open = self.coordinator.as_ref().is_some_and(|c| c.sessions.contains_key(&session));
-        match self.lines.get_mut(&(session, to_worker)).and_then(VecDeque::pop_front) {
-            Some(Message::ToWorker(body)) => self.work(worker, Event::Heard(body)),
-            Some(Message::ToCoordinator(message)) if is_open => {
-                self.coordinate(core::Event::Message { session, message: Box::new(message) });
-            }
-            _ => {}
-        }
-    }
-
-    fn dialled(&mut self, number: usize, life: u64) {
-        if !self.is_up(number, life) || self.workers[number].session.is_some() {
-            return;
-        }
-        let reachable = self.now >= self.cut_until[number] && self.now >= self.frozen_until;
-        let worker = &mut self.workers[number];
-        match &mut self.coordinator {
-            Some(coordinator) if reachable => {
-                self.sessions += 1;
-                let session = self.sessions;
-                coordinator.sessions.insert(session, number);
-                (worker.session, worker.sent, worker.retry_ms) = (Some(session), None, 100);
-                let hello = Box::new(worker.hello());
-                self.work(number, Event::Connected);
-                self.coordinate(core::Event::Hello { session, hello });
-            }
-            _ => {
-                let retry_in = worker.next_retry();
-                self.work(number, Event::Disconnected { reason: "no answer".to_owned(), retry_in });
-            }
-        }
-    }
-
-    /// A stream ends at the worker's side.
-    fn hang_up(&mut self, number: usize, session: u64) {
-        let worker = &mut self.workers[number];
-        if worker.session != Some(session) {
-            return;
-        }
-        (worker.session, worker.sent) = (None, None);
-        let retry_in = worker.next_retry();
-        if worker.is_up {
-            self.work(number, Event::Disconnected { reason: "the stream ended".to_owned(), retry_in });
-        }
-        self.soon(1..3_000, What::StreamEnded(session));
-    }
-}
-
-/// Workers.
-impl World {
-    fn is_up(&self, worker: usize, life: u64) -> bool {
-        self.workers[worker].is_up && self.workers[worker].incarnation == life
-    }
-
-    fn work(&mut self, number: usize, event: Event) {
-        let now = std::time::Duration::from_millis(self.now);
-        let effects = self.workers[number].machine.on(now, event);
-        for effect in effects {
-            let worker = &mut self.workers[number];
-            let life = worker.incarnation;
-            match effect {
-                Effect::Dial => self.soon(1..60, What::Dialled(number, life)),
-                Effect::HangUp { .. } => {
-                    if let Some(session) = worker.session {
-                        self.hang_up(number, session);
-                    }
+    fn check_ends(&self) {
+        for (number, job) in self.scenario.jobs.iter().enumerate() {
+            let Some(record) = self.disk.job(&job.id) else { continue };
+            let run = &self.disk.runs[number];
+            let phase = &record.phase;
+            match job.wants {
+                Wants::Success => assert_eq!(*phase, JobPhase::Succeeded, "{}: {phase:?}", job.id),
+                Wants::Cancel { .. } => {
+                    assert!(matches!(phase, JobPhase::Cancelled | JobPhase::Succeeded), "{}: {phase:?}", job.id);
                 }
-                Effect::Send(message) => {
-                    let body = match message {
-                        Outgoing::Heartbeat(beat) => v1::worker_message::Body::Heartbeat(beat),
-                        Outgoing::Result(result) => v1::worker_message::Body::CommandResult(result),
-                        Outgoing::Report(report) => v1::worker_message::Body::RankReport(*report),
-                    };
-                    if let Some(session) = worker.session {
-                        let message = v1::WorkerMessage { seq: 0, age_ms: 0, body: Some(body) };
-                        self.send(session, Message::ToCoordinator(message));
-                    }
+                Wants::Poison { .. } => {
+                    let stopped = matches!(phase, JobPhase::Failed { cause: Cause::Deterministic { .. } });
+                    assert!(stopped, "J5: {} fails at the same step each time: {phase:?}", job.id);
                 }
-                Effect::Pump => {
-                    worker.sent = Some(worker.acked);
-                    self.pump(number);
-                }
-                Effect::Remember => worker.fences = worker.machine.fences().clone(),
-                Effect::Start(assignment) => {
-                    worker.starting = Some(*assignment);
-                    self.soon(20..400, What::TrainerStarted(number, life));
-                }
-                Effect::Kill { .. } => {
-                    if let Some(generation) = worker.trainer.as_ref().map(|trainer| trainer.fence.generation) {
-                        self.soon(1..200, What::TrainerEnds(number, life, generation, End::Stopped));
-                    }
-                }
-                Effect::Control(_) => {}
-                Effect::Acked(ack) => worker.acknowledge(ack.up_to),
             }
-        }
-    }
-
-    fn pump(&mut self, number: usize) {
-        let (worker, now) = (&mut self.workers[number], self.now);
-        let Some(session) = worker.session else { return };
-        for message in worker.pumped(now) {
-            self.send(session, Message::ToCoordinator(message));
-        }
-    }
-
-    /// A report of the worker's trainer that must not be lost.
-    fn spool(&mut self, number: usize, report: Report) {
-        let worker = &mut self.workers[number];
-        let Some(trainer) = &worker.trainer else { return };
-        let report = v1::RankReport { fence: Some(trainer.fence.clone()), rank: trainer.rank, report: Some(report) };
-        worker.append(self.now, report);
-        self.pump(number);
-    }
-
-    /// One that may be.
-    fn say(&mut self, number: usize, report: Report) {
-        let Some(trainer) = &self.workers[number].trainer else { return };
-        let report = v1::RankReport { fence: Some(trainer.fence.clone()), rank: trainer.rank, report: Some(report) };
-        self.work(number, Event::Said(report));
-    }
-
-    fn kill_worker(&mut self, number: usize) {
-        let worker = &mut self.workers[number];
-        worker.incarnation += 1;
-        worker.is_up = false;
-        worker.starting = None;
-        if let Some(session) = worker.session.take() {
-            self.soon(1..200, What::StreamEnded(session));
-        }
-        if let Some(Trainer { fence, rank, .. }) = self.workers[number].trainer.clone() {
-            self.leave(fence.generation, rank);
-        }
-        self.soon(100..4_000, What::WorkerStarts(number));
-    }
-
-    /// The next daemon says of its predecessor's trainer that it is gone.
-    fn start_worker(&mut self, number: usize) {
-        let worker = &mut self.workers[number];
-        worker.restart();
-        let life = worker.incarnation;
-        if let Some(trainer) = self.workers[number].trainer.clone() {
-            self.spool(number, training::exited(End::Unseen, trainer.step));
-            self.workers[number].trainer = None;
-        }
-        self.soon(1..50, What::WorkerTick(number, life));
-    }
-}
-
-/// Trainers.
-impl World {
-    fn rank_of(&self, worker: usize, life: u64, generation: u64) -> Option<u32> {
-        let trainer = self.workers[worker].trainer.as_ref().filter(|_| self.is_up(worker, life))?;
-        let is_alive = self.groups.get(&generation).is_some_and(|group| group.alive.contains_key(&trainer.rank));
-        (trainer.fence.generation == generation && is_alive).then_some(trainer.rank)
-    }
-
-    fn trainer_started(&mut self, number: usize, life: u64) {
-        if !self.is_up(number, life) {
-            return;
-        }
-        let Some(assignment) = self.workers[number].starting.take() else { return };
-        let (fence, rank) = (assignment.fence.clone().unwrap(), assignment.rank);
-        let generation = fence.generation;
-        assert!(self.workers[number].trainer.is_none(), "W4: two trainers on {}", self.workers[number].id);
-        self.workers[number].trainer = Some(Trainer { fence, rank, step: None });
-        let group = self.groups.entry(generation).or_insert_with(|| Group::new(&assignment));
-        assert!(group.started.insert(rank), "rank {rank} of generation {generation} was started twice");
-        group.alive.insert(rank, number);
-        let (is_whole, is_broken) = (group.is_whole(), group.is_broken);
-        let pid = 100 + number as u32;
-        self.spool(number, Report::Started(v1::TrainerStarted { pid, start_time: life }));
-        self.work(number, Event::Started { pid, start_time: life });
-        if is_broken {
-            self.soon(50..900, What::TrainerEnds(number, life, generation, End::PeerLost));
-        }
-        if is_whole {
-            let members: Vec<usize> = self.groups[&generation].alive.values().copied().collect();
-            members.into_iter().for_each(|worker| self.say(worker, Report::Formed(v1::Formed {})));
-            self.soon(20..300, What::Step(generation));
-        }
-    }
-
-    fn step(&mut self, generation: u64) {
-        let Some(group) = self.groups.get_mut(&generation).filter(|group| group.is_whole()) else { return };
-        let step = group.step;
-        group.step += 1;
-        let (stop_at, members) = (group.stop_at, group.alive.clone());
-        let is_last = group.step == stop_at;
-        group.is_done = is_last;
-        for (rank, worker) in members {
-            let life = self.workers[worker].incarnation;
-            if let Some(trainer) = &mut self.workers[worker].trainer {
-                trainer.step = Some(step);
+            if *phase != JobPhase::Succeeded {
+                continue;
             }
-            self.say(worker, Report::Step(v1::StepDone { step }));
-            if rank == 0 {
-                self.spool(worker, training::row(step));
-            }
-            if training::saves_after(step, stop_at) {
-                self.soon(5..400, What::ShardsDurable(worker, life, generation, step));
-            }
-            if is_last {
-                self.soon(401..700, What::Finish(worker, life, generation));
-            }
+            let last = run.full.committed.keys().next_back().copied();
+            assert_eq!(last, Some(job.max_steps - 1), "{}: the last step is committed", job.id);
+            let rows: Vec<u64> = run.rows.iter().map(|(step, _)| *step).collect();
+            let wrong = (0..job.max_steps).find(|step| rows.get(*step as usize) != Some(step));
+            assert_eq!(wrong, None, "P5: {}: each step has its row, once; this one has not", job.id);
         }
-        if !is_last {
-            self.soon(30..300, What::Step(generation));
-        }
-    }
-
-    /// A rank is gone: whoever is left notices, sooner or later.
-    fn leave(&mut self, generation: u64, rank: u32) {
-        let Some(group) = self.groups.get_mut(&generation) else { return };
-        group.left(rank);
-        if group.is_broken {
-            for worker in group.alive.values().copied().collect::<Vec<_>>() {
-                let life = self.workers[worker].incarnation;
-                self.soon(10..900, What::TrainerEnds(worker, life, generation, End::PeerLost));
-            }
-        }
-    }
-
-    fn trainer_ends(&mut self, number: usize, life: u64, generation: u64, end: End) {
-        let Some(rank) = self.rank_of(number, life, generation) else { return };
-        self.leave(generation, rank);
-        self.workers[number].ending = Some(end);
-        self.work(number, Event::Ended);
-        self.soon(1..150, What::TrainerGone(number, life));
-    }
-
-    fn trainer_gone(&mut self, number: usize, life: u64) {
-        if !self.is_up(number, life) {
-            return;
-        }
-        let Some(end) = self.workers[number].ending.take() else { return };
-        let step = self.workers[number].trainer.as_ref().and_then(|trainer| trainer.step);
-        self.spool(number, training::exited(end, step));
-        self.workers[number].trainer = None;
-        self.work(number, Event::Gone);
-    }
-}
-
-/// Faults.
-impl World {
-    fn fault(&mut self) {
-        if self.now >= self.faults.until {
-            return;
-        }
-        self.soon(self.faults.every.clone(), What::Fault);
-        let mut number = self.random.random_range(0..self.workers.len());
-        let kinds =
-            ["trainer killed", "worker killed", "stream broken", "cut off", "coordinator killed", "coordinator frozen"];
-        let kind = *kinds.choose(&mut self.random).unwrap();
-        match kind {
-            "trainer killed" => {
-                let with_trainer = (0..self.workers.len()).filter(|worker| self.workers[*worker].trainer.is_some());
-                number = with_trainer.collect::<Vec<_>>().choose(&mut self.random).copied().unwrap_or(number);
-                let (life, trainer) = (self.workers[number].incarnation, self.workers[number].trainer.as_ref());
-                let Some(generation) = trainer.map(|trainer| trainer.fence.generation) else { return };
-                self.after(0, What::TrainerEnds(number, life, generation, End::Killed));
-            }
-            "worker killed" if self.workers[number].is_up => self.kill_worker(number),
-            "stream broken" => {
-                let Some(session) = self.workers[number].session else { return };
-                self.hang_up(number, session);
-            }
-            "cut off" => self.cut_until[number] = self.now + self.random.random_range(100..12_000),
-            "coordinator killed" => return self.crash_coordinator(kind),
-            "coordinator frozen" if self.coordinator.is_some() => {
-                self.frozen_until = self.now + self.random.random_range(100..12_000);
-            }
-            _ => return,
-        }
-        *self.seen.faults.entry(kind).or_default() += 1;
     }
 }
