@@ -37,6 +37,10 @@ bench-checkpoint: build ## Measure checkpoints against memcpy, dd, b3sum and PyT
 	$(WITH_TORCH) cargo build --release --locked --examples -p trainctl-store -p trainctl-engine
 	python3 bench/checkpoint.py --python "$$(scripts/oracle-venv.sh)" --b3sum "$$(scripts/b3sum.sh)" $(BENCH)
 
+.PHONY: bench-restart
+bench-restart: build ## Measure restarts after kill -9 against torchrun, and what supervision costs; BENCH="--rounds 9" chooses
+	python3 bench/restart.py --python "$$(scripts/oracle-venv.sh)" $(BENCH)
+
 .PHONY: matrix
 matrix: build ## Every case of the crash matrices (three hours or more); `make test` carries out a sample
 	$(WITH_TORCH) TRAINCTL_MATRIX=all cargo nextest run --release --locked --workspace --profile matrix \

@@ -7,6 +7,7 @@ use trainctl_spec::state::JobPhase;
 use trainctl_spec::{Generation, JobId, Term};
 use trainctl_store::manifest::ForkParent;
 
+use crate::decide::deadlines::History;
 use crate::decide::restart::Budget;
 use crate::decide::saves::FailedSaves;
 
@@ -47,6 +48,9 @@ pub struct JobRecord {
     /// Saves that failed since the last commit.
     #[serde(default)]
     pub failed_saves: FailedSaves,
+    /// How long the run has needed for its stages.
+    #[serde(default)]
+    pub history: History,
     /// What the run held when the job ended: a successor need not look.
     #[serde(default)]
     pub end: Option<End>,
@@ -85,6 +89,7 @@ impl JobRecord {
             restarts: 0,
             decided: false,
             failed_saves: FailedSaves::default(),
+            history: History::default(),
             end: None,
         }
     }

@@ -68,10 +68,11 @@ fn by_hand_the_job_waits_for_a_worker_and_goes_on() {
     let victim = workers[0].pid();
     let own: Vec<u32> = trainers.iter().map(|t| t.pid).filter(|pid| descends(*pid, victim)).collect();
     let own_left: Vec<u32> = left.iter().copied().filter(|pid| descends(*pid, victim)).collect();
-    assert_eq!((own.len(), own_left.len()), (1, 1), "{trainers:?} {left:?}");
+    // A standby trainer may have left one too.
+    assert!(own.len() == 1 && !own_left.is_empty(), "{trainers:?} {left:?}");
     workers[0].kill9();
     wait_for_death(own[0], "the trainer");
-    wait_for_death(own_left[0], "the grandchild");
+    own_left.into_iter().for_each(|pid| wait_for_death(pid, "the grandchild"));
 
     let waits =
         |status: &Value| status["reason"].as_str().is_some_and(|reason| reason.contains("waiting for 1 more worker"));

@@ -15,6 +15,7 @@ mod export;
 mod failing_trainers;
 mod fork;
 mod fork_sources;
+mod hangs;
 mod hooks;
 mod hostile_bytes;
 mod killed_trainers;

@@ -121,7 +121,7 @@ impl Core {
         let mut left = Vec::new();
         if let Some(job) = self.jobs.get_mut(id) {
             job.record.decided = false;
-            let live = job.live.replace(Live::assigned(prepared.generation, starts.clone()));
+            let live = job.live.replace(Live::assigned(prepared.generation, starts.clone(), at.now));
             left = live.map(Live::into_tokens).unwrap_or_default();
         }
         self.apply(id, JobEvent::Form(prepared.generation), at, out);
@@ -211,6 +211,7 @@ impl Core {
             threads: job.spec.resources.threads_per_worker.unwrap_or(1),
             address: self.workers.get(&candidate.worker).map(|w| w.address.clone()).unwrap_or_default(),
             phase: Some((&record.start.phase).into()),
+            log: String::new(),
         };
         let starts = placed.iter().enumerate().zip(ids).map(|((rank, candidate), command_id)| {
             let assignment = Some(assignment(rank, candidate));

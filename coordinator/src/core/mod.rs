@@ -10,6 +10,7 @@
 mod changes;
 mod followers;
 mod forming;
+mod hang;
 mod ranks;
 mod saves;
 mod status;
@@ -481,6 +482,7 @@ impl Core {
         let retry: Vec<JobId> = self.jobs.keys().cloned().collect();
         for id in retry {
             self.retry_commits(&id, at, out);
+            self.judge_progress(&id, at, out);
         }
     }
 

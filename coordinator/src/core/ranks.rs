@@ -11,8 +11,10 @@ use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow,
 use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId, Step};
 
+use super::hang::Dumping;
 use super::saves::{Save, SaveKey, ends_now};
 use super::{Core, Effect, Moment, StoreChange};
+use crate::decide::deadlines::Stage;
 use crate::decide::restart::{self, Restart, decide_restart};
 use crate::decide::verdict::{Ending, How, decide_verdict};
 use crate::events::{self, Entry};
@@ -35,9 +37,11 @@ pub struct Live {
     /// Endings that their workers keep until what follows from them is journaled.
     pub(super) tokens: Vec<AckToken>,
     /// What is left of it was told to stop.
-    stop_sent: bool,
+    pub(super) stop_sent: bool,
     /// What comes after its end was decided and journaled.
     pub(super) decided: bool,
+    /// It stands still, and its workers are asked what its threads do.
+    pub(super) dumping: Option<Dumping>,
     /// The highest zero-based step whose full save was given up, and why: unless a later one is committed, its work is not done.
     pub(super) gave_up: Option<(u64, String)>,
 }
@@ -55,6 +59,14 @@ pub struct RankLive {
     pub phase: Phase,
     /// Last zero-based step that it reported.
     pub step: Option<u64>,
+    /// Since when it has been there, on our clock.
+    pub(super) since: Duration,
+    /// How often it has moved on.
+    pub(super) moves: u64,
+    /// Where it last said that it was among the collectives.
+    pub(super) progress: Option<v1::Progress>,
+    /// How long its trainer has said nothing to its worker.
+    pub(super) silent: Duration,
     /// Its process groups are made.
     pub formed: bool,
     /// The newest save of a kind that it has written, or never will: it reports saves of a kind in the order of their steps.
@@ -67,16 +79,16 @@ pub struct RankLive {
 
 impl Live {
     /// A generation whose starts are about to go out.
-    pub fn assigned(generation: Generation, starts: Vec<(String, v1::StartTrainer)>) -> Self {
-        let ranks = starts.into_iter().map(|(worker, start)| RankLive::new(worker, Some(start))).collect();
+    pub fn assigned(generation: Generation, starts: Vec<(String, v1::StartTrainer)>, now: Duration) -> Self {
+        let ranks = starts.into_iter().map(|(worker, start)| RankLive::new(worker, Some(start), now)).collect();
         Self::of(generation, ranks, false, false)
     }
 
     /// A generation that the journal says may live; one whose end was decided has no ranks any more.
-    pub fn adopted(generation: Generation, record: &JobRecord, _now: Duration) -> Self {
+    pub fn adopted(generation: Generation, record: &JobRecord, now: Duration) -> Self {
         let running = matches!(record.phase, JobPhase::Running { .. });
         let ranks = record.ranks.iter().map(|place| {
-            let mut rank = RankLive::new(place.worker.clone(), None);
+            let mut rank = RankLive::new(place.worker.clone(), None, now);
             rank.formed = running;
             rank
         });
@@ -86,7 +98,8 @@ impl Live {
 
     fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
         let (saves, committed, tokens) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent: false, decided, gave_up: None }
+        let (stop_sent, dumping, gave_up) = (false, None, None);
+        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent, decided, dumping, gave_up }
     }
 
     /// Records of this generation that were not acknowledged: nothing will follow from them any more.
@@ -106,9 +119,22 @@ impl Live {
 }
 
 impl RankLive {
-    fn new(worker: String, start: Option<v1::StartTrainer>) -> Self {
-        let (pid, phase, step, formed) = (0, Phase::Starting, None, false);
-        Self { worker, start, pid, phase, step, formed, saved: BTreeMap::new(), finished: None, ended: None }
+    fn new(worker: String, start: Option<v1::StartTrainer>, since: Duration) -> Self {
+        Self {
+            worker,
+            start,
+            pid: 0,
+            phase: Phase::Starting,
+            step: None,
+            since,
+            moves: 0,
+            progress: None,
+            silent: Duration::ZERO,
+            formed: false,
+            saved: BTreeMap::new(),
+            finished: None,
+            ended: None,
+        }
     }
 
     /// Nothing was heard of it since its start was sent.
@@ -117,17 +143,27 @@ impl RankLive {
     }
 
     /// Its worker says that it runs.
-    pub fn attach(&mut self, running: &v1::RunningTrainer) {
+    pub fn attach(&mut self, running: &v1::RunningTrainer, now: Duration) {
         self.pid = running.pid;
-        self.observe(running.phase(), running.step);
+        self.observe(Phase::try_from(running.phase()).ok(), running.step, now);
     }
 
-    /// What it was last seen doing.
-    pub fn observe(&mut self, phase: v1::Phase, step: Option<u64>) {
-        if let Ok(phase) = Phase::try_from(phase) {
-            self.phase = phase;
+    /// What it was last seen doing. If that is new: the stage that it has left, and how long it was there.
+    pub fn observe(&mut self, phase: Option<Phase>, step: Option<u64>, now: Duration) -> Option<(Stage, Duration)> {
+        let (phase, step) = (phase.unwrap_or(self.phase), step.max(self.step));
+        if (phase, step) == (self.phase, self.step) {
+            return None;
         }
-        self.step = step.max(self.step);
+        let left = (Stage::of(self.phase, self.step.is_some()), now.saturating_sub(self.since));
+        (self.phase, self.step) = (phase, step);
+        self.moves_on(now);
+        Some(left)
+    }
+
+    /// It is alive and at work, though nothing else shows it.
+    pub(super) fn moves_on(&mut self, now: Duration) {
+        self.since = now;
+        self.moves += 1;
     }
 
     /// It is over.
@@ -177,7 +213,8 @@ impl Core {
                 self.publish(&id, out);
             }
             Report::Phase(change) => {
-                rank.observe(change.phase(), None);
+                let left = rank.observe(Phase::try_from(change.phase()).ok(), None, at.now);
+                self.learn(&id, number, left);
                 self.publish(&id, out);
             }
             Report::Formed(_) => {
@@ -185,8 +222,8 @@ impl Core {
                 self.formed_if_all(&id, at, out);
             }
             Report::Step(done) => {
-                rank.step = Some(done.step).max(rank.step);
-                rank.phase = Phase::Stepping;
+                let left = rank.observe(Some(Phase::Stepping), Some(done.step), at.now);
+                self.learn(&id, number, left);
                 self.stepped(&id, number, done.step, at, out);
             }
             Report::TrainRow(row) => {
@@ -212,9 +249,12 @@ impl Core {
                     Ok(cause) => rank.finished = Some((cause, finished.steps_done)),
                     Err(error) => warn!(job = %id, rank = number, %error, "finish report refused"),
                 }
-                rank.phase = Phase::Finished;
+                let left = rank.observe(Some(Phase::Finished), None, at.now);
+                self.learn(&id, number, left);
                 return self.keep_until_decided(&id, token);
             }
+            Report::Progress(_) => {}
+            Report::Stacks(stacks) => self.stacks(&id, number, &stacks, at, out),
             Report::SaveFailed(failed) => match SaveKind::try_from(failed.kind()) {
                 Ok(kind) => self.rank_failed_to_save(&id, number, kind, &failed, at, out),
                 Err(error) => warn!(job = %id, rank = number, %error, "report of a failed save refused"),
@@ -229,6 +269,13 @@ impl Core {
             }
         }
         token
+    }
+
+    /// Remembers how long rank 0 needed for the stage that it has left: later deadlines follow from it.
+    pub(super) fn learn(&mut self, id: &JobId, rank: u32, left: Option<(Stage, Duration)>) {
+        if let (Some(job), 0, Some((stage, took))) = (self.jobs.get_mut(id), rank, left) {
+            job.record.history.record(stage, took);
+        }
     }
 
     /// A successor must learn of an ending too, until what follows from it is in the journal.
@@ -255,7 +302,7 @@ impl Core {
         let stopping = matches!(job.record.phase, JobPhase::Stopping { .. });
         let Some(live) = job.live.as_mut() else { return };
         let Some(rank) = live.ranks.get_mut(number as usize).filter(|rank| rank.ended.is_none()) else { return };
-        rank.observe(exit.phase(), exit.step);
+        rank.observe(Phase::try_from(exit.phase()).ok(), exit.step, at.now);
         let seen = ProcessExit {
             code: exit.code,
             signal: exit.signal,
@@ -480,7 +527,12 @@ impl Core {
         match self.jobs.get(id).map(|job| job.record.phase.clone()) {
             Some(JobPhase::Stopping { why: StopReason::Restart { cause }, .. }) => {
                 let by_ranks = cause.is_charged() || cause.is_store_away();
-                let (cause, step) = if by_ranks { decide_verdict(&endings) } else { (cause, None) };
+                let (cause, step) = match cause {
+                    // Whoever was stopped for it knows less.
+                    Cause::Hung { .. } => (cause, reached),
+                    _ if by_ranks => decide_verdict(&endings),
+                    _ => (cause, None),
+                };
                 self.restart_or_fail(id, cause, step, at, out);
             }
             Some(JobPhase::Stopping { .. }) => self.apply(id, JobEvent::Stopped(generation), at, out),
@@ -538,7 +590,7 @@ impl Core {
     }
 }
 
-fn millis(time: Duration) -> serde_json::Value {
+pub(super) fn millis(time: Duration) -> serde_json::Value {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX).into()
 }
 

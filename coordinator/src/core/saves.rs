@@ -162,8 +162,14 @@ impl Core {
         let entry = Entry::new("save_failed").rank(rank).step(*step).with("save", name_of(kind).into());
         let entry = entry.with("attempt", attempt.into()).with("tried_again", (*tried_again).into());
         self.event_row(id, entry.with("error", error.clone().into()), at, out);
-        if !tried_again && let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) {
-            live.note_saved(rank, key);
+        if let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) {
+            if let Some(rank) = live.ranks.get_mut(rank as usize) {
+                // A last save is tried until there is room: that is no hang.
+                rank.moves_on(at.now);
+            }
+            if !tried_again {
+                live.note_saved(rank, key);
+            }
         }
         self.save_failed(id, key, attempt, &format!("rank {rank}: {error}"), at, out);
         self.drop_incomplete(id, out);

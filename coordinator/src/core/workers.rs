@@ -6,6 +6,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 use trainctl_proto::v1;
 use trainctl_proto::v1::coordinator_message::Body;
+use trainctl_spec::report::Phase;
 use trainctl_spec::state::{ExitClass, JobPhase, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId};
 
@@ -151,14 +152,21 @@ impl Core {
         let incarnation = format!("{:x}", self.seed);
         out.push(Effect::Send { session, message: Box::new(Body::Welcome(v1::Welcome { incarnation, lease_ms })) });
         match hello.running {
-            Some(running) => self.reattach(&id, session, &running, out),
+            Some(running) => self.reattach(&id, session, &running, at, out),
             None => self.resend_starts(&id, session, out),
         }
         self.find_missing(&id, at, out);
     }
 
     /// The worker runs a trainer: it is ours and wanted, or it is stopped.
-    fn reattach(&mut self, worker: &str, session: SessionId, running: &v1::RunningTrainer, out: &mut Vec<Effect>) {
+    fn reattach(
+        &mut self,
+        worker: &str,
+        session: SessionId,
+        running: &v1::RunningTrainer,
+        at: Moment,
+        out: &mut Vec<Effect>,
+    ) {
         let Some(fence) = running.fence.clone() else { return };
         let id = JobId(fence.job.clone());
         if self.foreign.contains(&id) {
@@ -174,7 +182,7 @@ impl Core {
         let wanted = self.jobs.get_mut(&id).and_then(|job| {
             let live = job.live.as_mut().filter(|live| live.generation.0 == fence.generation)?;
             let rank = live.ranks.get_mut(running.rank as usize).filter(|rank| rank.worker == worker)?;
-            rank.attach(running);
+            rank.attach(running, at.now);
             match &job.record.phase {
                 JobPhase::Forming { .. } | JobPhase::Running { .. } => Some(false),
                 JobPhase::Stopping { why: StopReason::Cancel { save: true }, .. } => Some(true),
@@ -303,7 +311,7 @@ impl Core {
                 self.rank_report(&id, report, token, age, at, out)
             }
             Some(v1::worker_message::Body::Heartbeat(beat)) => {
-                self.heartbeat(&id, &beat);
+                self.heartbeat(&id, &beat, at);
                 token
             }
             Some(v1::worker_message::Body::CommandResult(result)) => {
@@ -320,12 +328,15 @@ impl Core {
         self.find_missing(&id, at, out);
     }
 
-    fn heartbeat(&mut self, worker: &str, beat: &v1::Heartbeat) {
-        let Some((job, generation, rank)) = self.workers.get(worker).and_then(|w| w.running.clone()) else { return };
+    fn heartbeat(&mut self, worker: &str, beat: &v1::Heartbeat, at: Moment) {
+        let Some((job, generation, number)) = self.workers.get(worker).and_then(|w| w.running.clone()) else { return };
         let live =
             self.jobs.get_mut(&job).and_then(|job| job.live.as_mut()).filter(|live| live.generation == generation);
-        if let Some(rank) = live.and_then(|live| live.ranks.get_mut(rank as usize)) {
-            rank.observe(beat.phase(), beat.step);
+        if let Some(rank) = live.and_then(|live| live.ranks.get_mut(number as usize)) {
+            let left = rank.observe(Phase::try_from(beat.phase()).ok(), beat.step, at.now);
+            rank.progress.clone_from(&beat.progress);
+            rank.silent = Duration::from_millis(beat.silent_ms);
+            self.learn(&job, number, left);
         }
     }
 
@@ -366,6 +377,9 @@ impl Core {
         self.last_tick = at.now;
         for worker in self.workers.values_mut() {
             worker.heard_at = (worker.heard_at + late).min(at.now);
+        }
+        for rank in self.jobs.values_mut().filter_map(|job| job.live.as_mut()).flat_map(|live| &mut live.ranks) {
+            rank.since = (rank.since + late).min(at.now);
         }
         let seen: Vec<Seen> =
             self.workers.values().map(|w| Seen { heard_at: w.heard_at, connected: w.session.is_some() }).collect();

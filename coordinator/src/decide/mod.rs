@@ -4,6 +4,7 @@
 //! needs, asks, and applies the answer.
 
 pub mod commit;
+pub mod deadlines;
 pub mod hooks;
 pub mod liveness;
 pub mod placement;

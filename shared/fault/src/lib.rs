@@ -7,7 +7,7 @@
 //! - `*`: any system call that changes a file system. `trainctl_store::io` makes all of them and counts them over the process.
 //!
 //! `nth` counts from 1, `*` means each. `what` is `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself), `hang` (this thread
-//! goes no further), the error with which the call fails (`eio`, `enospc`, `edquot`, `erofs`), or, for a sync only, `skip`: it
+//! goes no further), `spin` (this thread computes for ever), the error with which the call fails (`eio`, `enospc`, `edquot`, `erofs`), or, for a sync only, `skip`: it
 //! is left out, as by a programmer who forgot it. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file
 //! there, a line for each. Without these variables a hit is one look at an empty list.
 
@@ -132,6 +132,10 @@ points! {
     }
     /// Those of a trainer that are no calls of the store; they have the stage before only ([`pass`]).
     TRAINER {
+    /// A batch of samples is about to be read.
+    DATA_BATCH = "data.batch";
+    /// A micro-batch is about to be computed.
+    COMPUTE_BATCH = "compute.batch";
     /// The state is about to be copied to host memory.
     SAVE_SNAPSHOT = "save.snapshot";
     /// A rank's shards are durable, and nobody has been told.
@@ -211,6 +215,8 @@ pub enum Action {
     Stop,
     /// This thread goes no further; the others do.
     Hang,
+    /// This thread computes for ever; the others go on.
+    Spin,
     /// The call fails with this error.
     Fail(Errno),
     /// A sync reports success without having been made.
@@ -225,6 +231,7 @@ impl FromStr for Action {
             "exit" => Self::Exit,
             "stop" => Self::Stop,
             "hang" => Self::Hang,
+            "spin" => Self::Spin,
             "skip" => Self::Skip,
             "eio" => Self::Fail(Errno::EIO),
             "enospc" => Self::Fail(Errno::ENOSPC),
@@ -262,7 +269,7 @@ impl FromStr for Rule {
         };
         parse().ok_or_else(|| {
             format!(
-                "`{text}` is not `point:nth:exit|stop|hang|eio|enospc|edquot|erofs` or `point.fsync[_dir]:nth:skip`"
+                "`{text}` is not `point:nth:exit|stop|hang|spin|eio|enospc|edquot|erofs` or `point.fsync[_dir]:nth:skip`"
             )
         })
     }
@@ -370,6 +377,9 @@ fn act(action: Action) -> io::Result<bool> {
         Action::Stop => raise(Signal::SIGSTOP)?,
         Action::Hang => loop {
             std::thread::park();
+        },
+        Action::Spin => loop {
+            std::hint::spin_loop();
         },
         Action::Fail(errno) => return Err(errno.into()),
         Action::Skip => return Ok(false),

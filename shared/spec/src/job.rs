@@ -382,6 +382,33 @@ pub struct FaultTolerance {
     pub max_restarts: u32,
     /// What to do when loss or gradient is not finite.
     pub on_nonfinite: OnNonfinite,
+    /// When a run that makes no progress is taken for hung.
+    pub hang: HangDetection,
+}
+
+/// `fault_tolerance.hang`: how long a rank may stay in a phase without progress. The deadline of a phase is the larger of its
+/// floor here and `factor` × what the run has needed for it so far (the median of its steps, the longest of the other phases).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct HangDetection {
+    /// Whether hangs are looked for.
+    pub enabled: bool,
+    /// How much longer than before a phase may take.
+    pub factor: u32,
+    /// Floor for a trainer to start, and to end after its last step.
+    pub start_seconds: u32,
+    /// Floor for the ranks to meet.
+    pub rendezvous_seconds: u32,
+    /// Floor for loading data indices, weights and optimizer state.
+    pub load_seconds: u32,
+    /// Floor for the first step of a generation.
+    pub first_step_seconds: u32,
+    /// Floor for any other step.
+    pub step_seconds: u32,
+    /// Floor for an evaluation.
+    pub validate_seconds: u32,
+    /// Floor for a snapshot, with the wait for the save before.
+    pub save_seconds: u32,
 }
 
 /// What to do when loss or gradient is not finite.
@@ -430,7 +457,23 @@ impl Default for ClipGradNorm {
 
 impl Default for FaultTolerance {
     fn default() -> Self {
-        Self { max_restarts: 10, on_nonfinite: OnNonfinite::Stop }
+        Self { max_restarts: 10, on_nonfinite: OnNonfinite::Stop, hang: HangDetection::default() }
+    }
+}
+
+impl Default for HangDetection {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            factor: 10,
+            start_seconds: 120,
+            rendezvous_seconds: 300,
+            load_seconds: 1_800,
+            first_step_seconds: 600,
+            step_seconds: 60,
+            validate_seconds: 1_800,
+            save_seconds: 1_800,
+        }
     }
 }
 

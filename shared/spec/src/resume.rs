@@ -103,6 +103,7 @@ pub const FIELDS: &[Field] = &[
     change("checkpoint.weights_only", "counts only with restore_from"),
     change("fault_tolerance.max_restarts", ""),
     change("fault_tolerance.on_nonfinite", ""),
+    change("fault_tolerance.hang.*", ""),
     change("dist_env.timeout_minutes", ""),
     change("on_commit", ""),
     change("on_end", ""),

@@ -144,7 +144,15 @@ impl FaultFs {
         self.command(&format!("hold {part}")).map(|_| ())
     }
 
-    /// How many syncs are held up.
+    /// Reads of files whose path contains `part` do not end until [`FaultFs::release`], as on a file system that is dead.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn hold_reads(&mut self, part: &str) -> Result<(), Error> {
+        self.command(&format!("hold-reads {part}")).map(|_| ())
+    }
+
+    /// How many syncs and reads are held up.
     ///
     /// # Errors
     /// [`Error`].
@@ -152,7 +160,7 @@ impl FaultFs {
         self.number("held")
     }
 
-    /// Ends the syncs that are held up, and holds none any more.
+    /// Ends the syncs and reads that are held up, and holds none any more.
     ///
     /// # Errors
     /// [`Error`].

@@ -39,6 +39,17 @@ struct State {
     hold: Option<String>,
     /// The answers that wait, with what they will say.
     held: Vec<(ReplyEmpty, Result<()>)>,
+    /// Part of the paths whose reads are not answered.
+    hold_reads: Option<String>,
+    held_reads: Vec<HeldRead>,
+}
+
+/// A read that waits for its answer.
+struct HeldRead {
+    ino: INodeNo,
+    offset: u64,
+    size: u32,
+    reply: ReplyData,
 }
 
 type Shared = Arc<Mutex<State>>;
@@ -77,6 +88,18 @@ impl State {
     fn pass(&mut self, call: Call, ino: INodeNo) -> Result<()> {
         let path = self.image.path(ino.0);
         self.script.pass(call, &path)
+    }
+
+    fn read(&mut self, HeldRead { ino, offset, size, reply }: HeldRead) {
+        let passed = self.pass(Call::Read, ino);
+        match passed.and_then(|()| self.image.bytes(ino.0)) {
+            Ok(bytes) => {
+                let start = (offset as usize).min(bytes.len());
+                let end = (start + size as usize).min(bytes.len());
+                reply.data(&bytes[start..end]);
+            }
+            Err(errno) => reply.error(refusal(errno)),
+        }
     }
 
     /// A call on a name.
@@ -291,14 +314,11 @@ impl Filesystem for View {
         reply: ReplyData,
     ) {
         let mut state = self.state();
-        let passed = state.pass(Call::Read, ino);
-        match passed.and_then(|()| state.image.bytes(ino.0)) {
-            Ok(bytes) => {
-                let start = (offset as usize).min(bytes.len());
-                let end = (start + size as usize).min(bytes.len());
-                reply.data(&bytes[start..end]);
-            }
-            Err(errno) => reply.error(refusal(errno)),
+        let path = state.image.path(ino.0);
+        let read = HeldRead { ino, offset, size, reply };
+        match &state.hold_reads {
+            Some(part) if path.contains(part) => state.held_reads.push(read),
+            _ => state.read(read),
         }
     }
 
@@ -422,10 +442,15 @@ fn obey(
         "fail" => state_now.script.add(rest.parse()?),
         "clear" => state_now.script.clear(),
         "hold" => state_now.hold = Some(rest.to_owned()),
-        "held" => return Ok(format!("ok {}", state_now.held.len())),
+        "hold-reads" => state_now.hold_reads = Some(rest.to_owned()),
+        "held" => return Ok(format!("ok {}", state_now.held.len() + state_now.held_reads.len())),
         "release" => {
             state_now.hold = None;
+            state_now.hold_reads = None;
             state_now.held.drain(..).for_each(|(reply, result)| answer(reply, result));
+            for read in std::mem::take(&mut state_now.held_reads) {
+                state_now.read(read);
+            }
         }
         "capacity" => state_now.capacity = Some(number(rest)?).filter(|bytes| *bytes > 0),
         "sync" => state_now.image.sync_all(),

@@ -120,6 +120,24 @@ fn a_second_mount_sees_new_names_late() {
 }
 
 #[test]
+fn a_read_is_held_up_until_it_is_released() {
+    let Some((dir, mut fs)) = mounted() else { return };
+    let root = dir.path().to_owned();
+    fs::write(root.join("dead"), b"x").unwrap();
+    fs.hold_reads("dead").unwrap();
+    let reader = std::thread::spawn({
+        let root = root.clone();
+        move || fs::read(root.join("dead")).unwrap()
+    });
+    while fs.held().unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    assert!(!reader.is_finished(), "the read must not end by itself");
+    fs.release().unwrap();
+    assert_eq!(reader.join().unwrap(), b"x");
+}
+
+#[test]
 fn a_sync_is_held_up_until_it_is_released_and_holds_up_nothing_else() {
     let Some((dir, mut fs)) = mounted() else { return };
     let root = dir.path().to_owned();

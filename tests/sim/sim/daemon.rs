@@ -83,6 +83,8 @@ impl World {
                     }
                 }
                 Effect::Control(control) => self.control(number, control),
+                // Nothing stands still for as long as that.
+                Effect::DumpStacks => {}
                 Effect::Acked(ack) => self.workers[number].acknowledge(ack.up_to),
             }
         }

@@ -42,6 +42,10 @@ pub(crate) struct Lost {
     pub(crate) step: Option<u64>,
     /// Last lines that it wrote.
     pub(crate) log: Vec<String>,
+    /// At a hang: where the rank to blame stood, innermost first, else what was said of its threads.
+    pub(crate) stack: Vec<String>,
+    /// At a hang: the files with the stacks of all ranks, relative to the run directory.
+    pub(crate) stacks: Vec<String>,
     /// How the other ranks ended.
     pub(crate) followed: Vec<Followed>,
     /// What came next.
@@ -103,6 +107,24 @@ fn reason(event: &Value) -> &str {
     event["reason"].as_str().or(event["cause"].as_str()).unwrap_or_default()
 }
 
+/// Frames of a rank that are shown.
+const FRAMES: usize = 10;
+
+fn stacks<'a>(before: &'a [&'a Value], event: &'a Value) -> impl Iterator<Item = &'a Value> {
+    let of_this = |row: &&&Value| row["kind"] == "stacks" && row["generation"] == event["generation"];
+    before.iter().filter(of_this).copied()
+}
+
+/// Where the rank stood; without one, where the first rank did.
+fn stack(before: &[&Value], event: &Value, rank: Option<u64>) -> Vec<String> {
+    let row = stacks(before, event).find(|row| rank.is_none() || row["rank"].as_u64() == rank);
+    let Some(thread) = row.and_then(|row| row["threads"].get(0)) else { return Vec::new() };
+    let state = thread["state"].as_str().filter(|state| !state.is_empty());
+    let state = state.map(|state| format!("its main thread did not answer: {state}"));
+    let frames = thread["frames"].as_array().into_iter().flatten().filter_map(Value::as_str).take(FRAMES);
+    state.into_iter().chain(frames.map(str::to_owned)).collect()
+}
+
 fn lost(before: &[&Value], event: &Value, then: String) -> Lost {
     let verdict: Option<Cause> = serde_json::from_value(event["verdict"].clone()).ok();
     let first = verdict.as_ref().map(Cause::first);
@@ -125,6 +147,8 @@ fn lost(before: &[&Value], event: &Value, then: String) -> Lost {
         worker: blamed.and_then(|exit| exit["worker"].as_str()).map(str::to_owned),
         step: event["step"].as_u64().or_else(|| blamed.and_then(|exit| exit["step"].as_u64())),
         log: lines[lines.len().saturating_sub(EXCERPT)..].iter().map(|line| (*line).to_owned()).collect(),
+        stack: stack(before, event, rank),
+        stacks: stacks(before, event).filter_map(|row| Some(row["path"].as_str()?.to_owned())).collect(),
         followed: others.into_iter().filter_map(followed).collect(),
         then,
         action: first.map(Cause::remedy).unwrap_or_default().to_owned(),

@@ -20,6 +20,7 @@ mod ffi;
 mod group;
 mod memory;
 pub mod random;
+mod stacks;
 mod store;
 mod torch;
 
@@ -27,5 +28,6 @@ pub use bytes::{bytes, bytes_mut, copy_from_bytes, copy_streaming};
 pub use error::Error;
 pub use group::{GroupOptions, ProcessGroup, ReduceOp, Work};
 pub use memory::MemoryStore;
+pub use stacks::{ThreadStack, install_stack_handler, thread_stacks};
 pub use store::{KeyValue, KvError, KvErrorKind, Prefixed};
 pub use torch::{AdamW, fused_adamw, grad, open_cuda, set_deterministic, set_flush_denormal, set_num_threads};

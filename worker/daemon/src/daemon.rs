@@ -39,6 +39,8 @@ pub struct Options {
     pub name: Option<String>,
     /// "cpu" or "cuda".
     pub device: String,
+    /// Keep a trainer loaded for the next start.
+    pub has_standby: bool,
 }
 
 /// Runs a daemon until it is told to end.
@@ -83,6 +85,7 @@ pub async fn run(options: Options, state: StateDir) -> anyhow::Result<()> {
         events: events_tx,
         keep,
         launcher,
+        has_standby: options.has_standby,
         shutdown: shutdown.clone(),
     };
     let hello = Hello {

@@ -95,5 +95,5 @@ pub fn main(incarnation: &str) -> Result<(), String> {
             Ok(_) | Err(_) => {}
         }
     }
-    kill_marked(incarnation, LIMIT)
+    kill_marked(incarnation, &[], LIMIT)
 }

@@ -38,6 +38,10 @@ struct Flags {
     /// What the trainer computes on.
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
     device: String,
+    /// Keep no trainer loaded for the next start: saves its memory (libtorch's, a few hundred MB), costs every restart the
+    /// time that loading takes.
+    #[arg(long)]
+    no_standby: bool,
 }
 
 fn main() -> ExitCode {
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         trainer,
         name: flags.name,
         device: flags.device,
+        has_standby: !flags.no_standby,
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,

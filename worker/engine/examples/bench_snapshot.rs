@@ -128,8 +128,9 @@ fn main() {
         timeout: Duration::from_secs(60),
     };
     let group = ProcessGroup::gloo(store.clone(), &options).unwrap();
-    let world = World::new(group, Device::Cpu, 1, Step(0)).unwrap();
+    let world = World::new(group, Device::Cpu, 1, Step(0), Default::default()).unwrap();
     let job = TrainJob {
+        pulse: Default::default(),
         spec,
         rank: Rank(0),
         world_size: 1,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use tch::{Device, Tensor};
 use trainctl_dataset::{CorpusCounts, Samples, Split, open_split_after};
 use trainctl_spec::job::Dataset;
+use trainctl_store::fault::{self, FailPoint};
 
 use crate::Error;
 use crate::executor::Batch;
@@ -69,6 +70,8 @@ impl Source {
 
     /// The samples `range`, whose first is sequence `first_sequence` of the global batch.
     pub fn batch(&mut self, range: Range<u64>, first_sequence: u64) -> Result<Batch, Error> {
+        fault::pass(FailPoint::DATA_BATCH)
+            .map_err(|source| Error::Data { what: format!("the {} set", self.name), source: source.into() })?;
         self.ids.clear();
         self.targets.clear();
         let rows = range.end.saturating_sub(range.start);

@@ -9,6 +9,7 @@
 #![expect(non_snake_case, reason = "tensor names end in shape letters")]
 
 use tch::Tensor;
+use trainctl_store::fault::{self, FailPoint};
 
 use crate::Error;
 use crate::head::Head;
@@ -87,6 +88,7 @@ impl Executor {
         scale: f64,
         sink: &mut dyn Sink,
     ) -> Result<f64, Error> {
+        fault::pass(FailPoint::COMPUTE_BATCH).map_err(|error| Error::Internal(format!("compute: {error}")))?;
         let layers = self.model.num_layers();
         let mut saved = Vec::with_capacity(layers);
         let mut x = tch::no_grad(|| self.model.embed(params.block(0), &batch.ids, draw))?;

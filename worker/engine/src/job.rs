@@ -8,6 +8,8 @@ use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow,
 use trainctl_spec::start::{DataPhase, StartFrom};
 use trainctl_spec::{Generation, Rank, Step};
 
+use crate::pulse::Pulse;
+
 /// One rank's part of one generation.
 pub struct TrainJob {
     /// The resolved spec: paths absolute, model config inline, threads filled in.
@@ -37,6 +39,8 @@ pub struct TrainJob {
     pub address: String,
     /// The generation's rendezvous keys; sealed by the owner after [`Link::formed`].
     pub rendezvous: Arc<dyn KeyValue>,
+    /// Counts this rank's collectives, for whoever watches it.
+    pub pulse: Arc<Pulse>,
 }
 
 /// What the worker has heard and the trainer should act on. Every rank puts its own view into the per-step all-reduce

@@ -25,6 +25,7 @@ pub mod model;
 pub mod optim;
 pub mod parallel;
 pub mod params;
+pub mod pulse;
 pub mod schedule;
 mod setup;
 pub mod train;

@@ -2,6 +2,8 @@
 //!
 //! Every rank calls every function here in the same order with the same shapes, whether or not it had a micro-batch (D2).
 
+use std::sync::Arc;
+
 use tch::{Device, Tensor};
 use trainctl_collective::{ProcessGroup, ReduceOp, Work};
 use trainctl_spec::Step;
@@ -9,11 +11,13 @@ use trainctl_spec::Step;
 use crate::Error;
 use crate::executor::Sink;
 use crate::params::Parameters;
+use crate::pulse::{Collective, Pulse};
 
 /// The data-parallel group of this rank.
 pub struct World {
     group: ProcessGroup,
     device: Device,
+    pulse: Arc<Pulse>,
 }
 
 /// The in-band vector of a step, summed over ranks: whoever heard a request, all act on it at the same step.
@@ -30,10 +34,11 @@ pub struct Counts {
 }
 
 impl World {
-    /// Takes the group and proves it by one collective, so that all connections exist before the store is sealed.
-    pub fn new(group: ProcessGroup, device: Device, size: u32, step: Step) -> Result<Self, Error> {
-        let world = Self { group, device };
-        let ones = world.sum(&[1i64], "first all-reduce of the new process group", step)?;
+    /// Takes the group and proves it by one collective, so that all connections exist before the store is sealed. `pulse` counts
+    /// this and every later one.
+    pub fn new(group: ProcessGroup, device: Device, size: u32, step: Step, pulse: Arc<Pulse>) -> Result<Self, Error> {
+        let world = Self { group, device, pulse };
+        let ones = world.sum(&[1i64], Collective::First, step)?;
         if ones != [i64::from(size)] {
             return Err(Error::Internal(format!("the process group counts {ones:?} ranks where {size} belong")));
         }
@@ -43,7 +48,7 @@ impl World {
     /// Sums `counts` over ranks.
     pub fn sum_counts(&self, counts: Counts, step: Step) -> Result<Counts, Error> {
         let Counts { tokens, stop, save, profile } = counts;
-        let sum = self.sum(&[tokens, stop, save, profile], "all-reduce the token count and requests", step)?;
+        let sum = self.sum(&[tokens, stop, save, profile], Collective::Counts, step)?;
         match sum[..] {
             [tokens, stop, save, profile] => Ok(Counts { tokens, stop, save, profile }),
             _ => Err(Error::Internal("an all-reduce changed a tensor's length".to_owned())),
@@ -51,18 +56,20 @@ impl World {
     }
 
     /// Waits until every rank has come here without an error.
-    pub fn all_have(&self, done: &str, step: Step) -> Result<(), Error> {
-        self.sum(&[1i64], &format!("wait until all ranks have {done}"), step).map(drop)
+    pub fn all_have_loaded(&self, step: Step) -> Result<(), Error> {
+        self.sum(&[1i64], Collective::Loaded, step).map(drop)
     }
 
     /// Sums numbers over ranks.
-    pub fn sum<T: tch::kind::Element + Copy>(&self, values: &[T], what: &str, step: Step) -> Result<Vec<T>, Error>
+    pub fn sum<T: tch::kind::Element + Copy>(&self, values: &[T], what: Collective, step: Step) -> Result<Vec<T>, Error>
     where
         Vec<T>: TryFrom<Tensor, Error = tch::TchError>,
     {
         let tensor = Tensor::f_from_slice(values)?.f_to(self.device)?;
-        let fail = |source| Error::Collective { what: what.to_owned(), step, source };
+        let fail = |source| Error::Collective { what: what.to_string(), step, source };
+        self.pulse.enter(what);
         self.group.all_reduce(&tensor, ReduceOp::Sum).map_err(fail)?.wait().map_err(fail)?;
+        self.pulse.leave();
         Ok(Vec::<T>::try_from(tensor.f_to(Device::Cpu)?)?)
     }
 
@@ -81,6 +88,7 @@ pub struct Reducer<'a> {
 
 impl Sink for Reducer<'_> {
     fn block_done(&mut self, params: &Parameters, block: usize) -> Result<(), Error> {
+        self.world.pulse.enter(gradients(block));
         let work = self
             .world
             .group
@@ -96,11 +104,16 @@ impl Reducer<'_> {
     pub fn finish(mut self) -> Result<(), Error> {
         for (block, work) in std::mem::take(&mut self.works) {
             work.wait().map_err(|source| self.fail(block, source))?;
+            self.world.pulse.leave();
         }
         Ok(())
     }
 
     fn fail(&self, block: usize, source: trainctl_collective::Error) -> Error {
-        Error::Collective { what: format!("all-reduce the gradients of block {block}"), step: self.step, source }
+        Error::Collective { what: gradients(block).to_string(), step: self.step, source }
     }
+}
+
+fn gradients(block: usize) -> Collective {
+    Collective::Gradients(u32::try_from(block).unwrap_or(u32::MAX))
 }

@@ -29,6 +29,9 @@ use crate::schedule::Schedule;
 use crate::train::Run;
 use crate::validate::{Share, ValidationSet, num_samples};
 
+/// c10d's own limit for a collective, at least.
+const LAST_RESORT: Duration = Duration::from_secs(30 * 60);
+
 /// Meets the other ranks, opens the data and loads the state that the job starts from.
 pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> {
     let device = device_of(&job.spec)?;
@@ -63,7 +66,7 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             let together = Together {
                 threads,
                 peers: Peers { index: job.local_rank, count: job.local_world_size },
-                all_have_read: &|| world.all_have("loaded", job.start_step),
+                all_have_read: &|| world.all_have_loaded(job.start_step),
             };
             checkpoint::load(&place, from, &mut params, &mut optimizer, together)?
         }
@@ -112,11 +115,13 @@ fn meet(job: &TrainJob, link: &dyn Link, device: Device) -> Result<World, Error>
     link.phase(Phase::Rendezvous, job.start_step);
     let timeout = Duration::try_from_secs_f64(job.spec.dist_env.timeout_minutes * 60.0)
         .map_err(|e| Error::Spec(format!("dist_env.timeout_minutes {}: {e}", job.spec.dist_env.timeout_minutes)))?;
+    // Hangs are the coordinator's to find, which can name the rank; this is for ranks whose worker and coordinator are gone.
+    let timeout = LAST_RESORT.max(timeout.saturating_mul(4));
     let address = job.address.parse().map_err(|e| Error::Spec(format!("rank address {:?}: {e}", job.address)))?;
     let options = GroupOptions { rank: job.rank.0 as usize, world_size: job.world_size as usize, address, timeout };
     let fail = |source| Error::Collective { what: "make the process group".to_owned(), step: job.start_step, source };
     let group = ProcessGroup::gloo(Arc::clone(&job.rendezvous), &options).map_err(fail)?;
-    let world = World::new(group, device, job.world_size, job.start_step)?;
+    let world = World::new(group, device, job.world_size, job.start_step, Arc::clone(&job.pulse))?;
     link.formed();
     Ok(world)
 }

@@ -24,6 +24,7 @@ use crate::model::Draw;
 use crate::optim::{self, AdamW, Verdict};
 use crate::parallel::{Counts, World};
 use crate::params::Parameters;
+use crate::pulse::Collective;
 use crate::schedule::{Asked, SaveReason, Schedule};
 use crate::setup;
 use crate::validate::{self, Share, ValidationSet};
@@ -141,7 +142,7 @@ impl Run {
             }
         }
         reducer.finish()?;
-        let loss = self.world.sum(&[loss_sum], "all-reduce the loss", step)?.iter().sum::<f64>() * scale;
+        let loss = self.world.sum(&[loss_sum], Collective::Loss, step)?.iter().sum::<f64>() * scale;
         let grad_norm = optim::grad_norm(&self.params)?;
         self.update(step, loss, grad_norm)?;
         self.report(step, loss, grad_norm, counts.tokens.cast_unsigned(), started);

@@ -9,6 +9,7 @@ use crate::data::Source;
 use crate::executor::Executor;
 use crate::parallel::World;
 use crate::params::Parameters;
+use crate::pulse::Collective;
 
 /// One validation set and how much of it an evaluation reads.
 pub struct ValidationSet {
@@ -66,6 +67,6 @@ pub fn evaluate(
         sums[0] += executor.evaluate(params, &batch)?;
         sums[1] += batch.targets.numel() as f64;
     }
-    let sums = world.sum(&sums, &format!("all-reduce the loss of validation set {}", set.name), step)?;
+    let sums = world.sum(&sums, Collective::Validation, step)?;
     Ok(Evaluation { loss: sums[0] / sums[1], num_label_tokens: sums[1] as u64 })
 }

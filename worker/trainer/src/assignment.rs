@@ -42,5 +42,6 @@ pub(crate) fn train_job(assignment: &Assignment, rendezvous: Arc<dyn KeyValue>) 
         threads: assignment.threads,
         address: assignment.address.clone(),
         rendezvous,
+        pulse: Arc::default(),
     })
 }

@@ -4,13 +4,17 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
+use trainctl_engine::pulse::Pulse;
+use trainctl_proto::v1::rank_report::Report;
+use trainctl_proto::v1::trainer_control::Request;
 use trainctl_proto::v1::trainer_link_client::TrainerLinkClient;
-use trainctl_proto::v1::{Assignment, AssignmentRequest, ControlRequest};
+use trainctl_proto::v1::{self, Assignment, AssignmentRequest, ControlRequest, RankReport};
 use trainctl_runtime::rpc::MAX_MESSAGE_BYTES;
 
 use crate::ending::Ending;
@@ -18,6 +22,11 @@ use crate::requests::Pending;
 
 /// Environment variable that names the descriptor of the link. Only standard input is used, so that no `unsafe` is needed.
 const LINK_FD: &str = "TRAINCTL_LINK_FD";
+
+/// How often the worker is told where the rank is.
+const PROGRESS: Duration = Duration::from_secs(1);
+/// How long a thread may take to say where it is.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// The link. Dropping it ends its threads.
 pub(crate) struct Link {
@@ -90,7 +99,10 @@ impl Link {
             let outcome = async {
                 let mut stream = client.control(ControlRequest {}).await?.into_inner();
                 while let Some(control) = stream.message().await? {
-                    pending.take(&control);
+                    match control.request {
+                        Some(Request::DumpStacks(_)) => drop(tokio::spawn(report_stacks(client.clone()))),
+                        _ => pending.take(&control),
+                    }
                 }
                 Ok::<(), tonic::Status>(())
             };
@@ -99,5 +111,50 @@ impl Link {
                 Err(status) => tracing::warn!(%status, "no more requests from the worker"),
             }
         });
+    }
+
+    /// Tells the worker once a second where the rank is, until the link ends. It comes from the link's own thread: when it stops
+    /// the process is frozen, whatever the engine does.
+    pub(crate) fn follow_progress(&self, pulse: Arc<Pulse>) {
+        let mut client = self.client();
+        self.runtime.spawn(async move {
+            let mut ticks = tokio::time::interval(PROGRESS);
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let place = pulse.place();
+                let collective = place.newest.map(|newest| newest.to_string()).unwrap_or_default();
+                let progress = v1::Progress { entered: place.entered, left: place.left, collective };
+                if let Err(status) = client.report(report(Report::Progress(progress))).await {
+                    tracing::debug!(%status, "the worker hears no more of the progress");
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// A report; the worker fills in whose it is.
+fn report(report: Report) -> RankReport {
+    RankReport { fence: None, rank: 0, report: Some(report) }
+}
+
+/// Writes down what every thread does and tells the worker.
+async fn report_stacks(mut client: TrainerLinkClient<Channel>) {
+    let taken = tokio::task::spawn_blocking(|| trainctl_collective::thread_stacks(ANSWER)).await;
+    let taken = taken.map_err(io::Error::other).flatten();
+    let threads = taken.unwrap_or_else(|error| {
+        tracing::error!(%error, "the threads cannot be asked where they are");
+        Vec::new()
+    });
+    let threads = threads.into_iter().map(|thread| v1::ThreadStack {
+        tid: thread.tid,
+        name: thread.name,
+        addresses: thread.addresses,
+        ..v1::ThreadStack::default()
+    });
+    let stacks = v1::Stacks { threads: threads.collect(), path: String::new() };
+    if let Err(status) = client.report(report(Report::Stacks(stacks))).await {
+        tracing::warn!(%status, "the worker does not take the stacks");
     }
 }

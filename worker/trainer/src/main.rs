@@ -7,6 +7,7 @@
 mod assignment;
 mod ending;
 mod link;
+mod log;
 mod rendezvous;
 mod reporter;
 mod requests;
@@ -34,6 +35,9 @@ fn main() -> ExitCode {
         return Ending::usage(&error.to_string()).report();
     }
     ending::watch_panics();
+    if let Err(error) = trainctl_collective::install_stack_handler() {
+        tracing::warn!(%error, "no stacks of this process at a hang: the signal handler was refused");
+    }
     match std::panic::catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(ending)) => ending.report(),
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Ending> {
     let link = link::Link::connect()?;
     let assignment = link.assignment()?;
+    log::take_up(&assignment.log)?;
     let requests = Arc::new(requests::Pending::default());
     link.follow_requests(requests.clone());
     let rendezvous = rendezvous::Forwarded::new(&link, &assignment, requests.clone());
@@ -57,6 +62,7 @@ fn run() -> Result<(), Ending> {
         stop_at = assignment.stop_at,
         "assigned"
     );
+    link.follow_progress(job.pulse.clone());
     let reporter = Arc::new(reporter::Reporter::start(&link, requests));
     let finished = train::run(job, reporter.clone());
     // What was reported before an error counts too: the worker must have it before this process ends.

@@ -20,7 +20,9 @@ impl Pending {
             Some(Request::Stop(_)) => self.stop.store(true, Ordering::Release),
             Some(Request::Save(_)) => self.save.store(true, Ordering::Release),
             Some(Request::Sealed(_)) => self.sealed.store(true, Ordering::Release),
-            None => tracing::warn!("a request of a kind that this trainer does not know: ignored"),
+            Some(Request::DumpStacks(_)) | None => {
+                tracing::warn!("a request of a kind that this trainer does not know: ignored")
+            }
         }
     }
 

@@ -7,9 +7,10 @@ use super::reader::{self, Section, Sink, boolean, choice, number, path, text, wh
 use super::tree::{Entry, Node, Value};
 use crate::fault::Origin;
 use crate::job::{
-    Checkpoint, ClipGradNorm, Dataset, DecayRule, Device, DistEnv, Distributed, FaultTolerance, JobSpec, LossFn,
-    LrDecayStyle, LrScheduler, Model, ModelConfigSource, ModelInit, OnNonfinite, Optimizer, OptimizerName, Precision,
-    Resources, SaveConsolidated, StepScheduler, Strategy, ValidationDataset, WeightedPath, WhenBusy, defaults,
+    Checkpoint, ClipGradNorm, Dataset, DecayRule, Device, DistEnv, Distributed, FaultTolerance, HangDetection, JobSpec,
+    LossFn, LrDecayStyle, LrScheduler, Model, ModelConfigSource, ModelInit, OnNonfinite, Optimizer, OptimizerName,
+    Precision, Resources, SaveConsolidated, StepScheduler, Strategy, ValidationDataset, WeightedPath, WhenBusy,
+    defaults,
 };
 
 /// The section that holds the default validation set; `validation_dataset_<name>` hold others.
@@ -406,9 +407,32 @@ fn fault_tolerance(top: &mut Section<'_, '_>) -> FaultTolerance {
     let fault_tolerance = FaultTolerance {
         max_restarts: section.get("max_restarts", whole(0, u32::MAX)).unwrap_or(default.max_restarts),
         on_nonfinite: section.get("on_nonfinite", choice(&choices)).unwrap_or(default.on_nonfinite),
+        hang: hang_detection(&mut section),
     };
     section.finish(&[]);
     fault_tolerance
+}
+
+fn hang_detection(fault_tolerance: &mut Section<'_, '_>) -> HangDetection {
+    let path = fault_tolerance.path("hang");
+    let entry = fault_tolerance.entry("hang");
+    let origin = entry.map_or(Origin::At { line: 1, column: 1 }, |entry| entry.key_origin.clone());
+    let mut section = Section::new(fault_tolerance.sink(), &path, &origin, entry.map(|entry| &entry.node));
+    let default = HangDetection::default();
+    let mut seconds = |key, default| section.get(key, whole(1, 604_800)).unwrap_or(default);
+    let hang = HangDetection {
+        start_seconds: seconds("start_seconds", default.start_seconds),
+        rendezvous_seconds: seconds("rendezvous_seconds", default.rendezvous_seconds),
+        load_seconds: seconds("load_seconds", default.load_seconds),
+        first_step_seconds: seconds("first_step_seconds", default.first_step_seconds),
+        step_seconds: seconds("step_seconds", default.step_seconds),
+        validate_seconds: seconds("validate_seconds", default.validate_seconds),
+        save_seconds: seconds("save_seconds", default.save_seconds),
+        enabled: section.get("enabled", boolean).unwrap_or(default.enabled),
+        factor: section.get("factor", whole(2, 1_000)).unwrap_or(default.factor),
+    };
+    section.finish(&[]);
+    hang
 }
 
 fn dist_env(top: &mut Section<'_, '_>) -> DistEnv {

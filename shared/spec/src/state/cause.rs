@@ -32,8 +32,14 @@ pub enum Cause {
         rank: Option<Rank>,
         /// The phase whose deadline passed.
         phase: Phase,
-        /// The deadline, seconds.
+        /// How long nothing moved, seconds.
         seconds: u64,
+        /// What the other ranks waited in; empty where they waited in no collective.
+        #[serde(default)]
+        collective: String,
+        /// How many they were.
+        #[serde(default)]
+        waiting: u32,
     },
     /// Fewer workers than the world needs.
     WaitingForWorkers {
@@ -198,6 +204,10 @@ impl Cause {
             Self::WorkerLost { why: WhyLost::Quarantined, .. } => {
                 "look for a process in state D on its node: a file system or a device that does not answer"
             }
+            Self::Hung { .. } => {
+                "read the stacks: a file system, a device or a peer that does not answer; if it was slow and not hung, raise \
+                 fault_tolerance.hang"
+            }
             Self::WaitingForWorkers { .. } => "start workers, or resume with a smaller resources.workers",
             Self::Checkpoint { .. } => "`trainctl checkpoints verify`, then resume from an older one",
             Self::Storage { .. } => "free space or repair the file system, then `trainctl resume --from LATEST`",
@@ -229,11 +239,18 @@ impl fmt::Display for Cause {
                     None => write!(f, "worker {worker} {why}"),
                 }
             }
-            Self::Hung { rank: Some(rank), phase, seconds } => {
-                write!(f, "rank {rank} made no progress for {seconds} s while {}", phase.doing())
-            }
-            Self::Hung { rank: None, phase, seconds } => {
-                write!(f, "no progress for {seconds} s while {}", phase.doing())
+            Self::Hung { rank, phase, seconds, collective, waiting } => {
+                match rank {
+                    Some(rank) => write!(f, "rank {rank} made no progress")?,
+                    None => f.write_str("no rank made progress")?,
+                }
+                write!(f, " for {seconds} s while {}", phase.doing())?;
+                match (*waiting, rank) {
+                    (0, _) => Ok(()),
+                    (1, Some(_)) => write!(f, "; another rank waited for it in: {collective}"),
+                    (others, Some(_)) => write!(f, "; {others} other ranks waited for it in: {collective}"),
+                    (_, None) => write!(f, "; all waited in: {collective}"),
+                }
             }
             Self::WaitingForWorkers { have, need } => {
                 let missing = need.saturating_sub(*have);

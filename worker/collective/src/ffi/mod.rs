@@ -1,10 +1,14 @@
 //! The boundary to `csrc/`: declarations, and one safe wrapper for each.
-#![expect(unsafe_code, reason = "calls into the C++ of csrc/ and one copy, each with a SAFETY note")]
+#![expect(
+    unsafe_code,
+    reason = "calls into the C++ of csrc/, one copy and one signal handler, each with a SAFETY note"
+)]
 
 pub(crate) mod cuda;
 pub(crate) mod group;
 pub(crate) mod kv;
 pub(crate) mod random;
+pub(crate) mod stacks;
 pub(crate) mod stream;
 pub(crate) mod tensor;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use trainctl_proto::v1::{
-    Ack, Assignment, CommandResult, Fence, Heartbeat, Phase, RankReport, RunningTrainer, StartTrainer, StopTrainer,
-    TrainerControl, coordinator_message::Body as Command, rank_report::Report,
+    Ack, Assignment, CommandResult, Fence, Heartbeat, Phase, Progress, RankReport, RunningTrainer, StartTrainer,
+    StopTrainer, TrainerControl, coordinator_message::Body as Command, rank_report::Report,
 };
 
 use super::results::Results;
@@ -83,6 +83,8 @@ pub enum Effect {
     },
     /// Hand a request to the trainer.
     Control(TrainerControl),
+    /// Find out what the trainer's threads are doing.
+    DumpStacks,
     /// The coordinator has the spool up to here.
     Acked(Ack),
 }
@@ -125,6 +127,8 @@ enum Trainer {
         /// Its report that every process group is made. It is not spooled and must not get lost with a stream, or the
         /// generation would never be formed; so it is said again on every new one.
         formed: Option<Box<RankReport>>,
+        /// Where it last said that it was, and when.
+        progress: Option<(Progress, Duration)>,
     },
     /// Its end is known or wished for; it is not gone yet.
     Stuck {
@@ -222,7 +226,7 @@ impl Machine {
                 }
                 self.heard(command)
             }
-            Event::Said(report) => self.said(report),
+            Event::Said(report) => self.said(now, report),
             Event::Started { pid, start_time } => self.started(pid, start_time),
             Event::StartFailed { reason } => self.start_failed(&reason),
             Event::Ended => {
@@ -257,17 +261,23 @@ impl Machine {
             }
             Stream::Up { heard_at, lease, beat_at } if now >= beat_at => {
                 self.stream = Stream::Up { heard_at, lease, beat_at: now + HEARTBEAT };
-                vec![Effect::Send(Outgoing::Heartbeat(self.heartbeat()))]
+                vec![Effect::Send(Outgoing::Heartbeat(self.heartbeat(now)))]
             }
             _ => Vec::new(),
         }
     }
 
-    fn heartbeat(&self) -> Heartbeat {
-        match self.running() {
-            Some(running) => Heartbeat { phase: running.phase, step: running.step },
-            None => Heartbeat::default(),
-        }
+    fn heartbeat(&self, now: Duration) -> Heartbeat {
+        let Some(running) = self.running() else { return Heartbeat::default() };
+        let progress = match &self.trainer {
+            Trainer::Running { progress: Some((progress, said_at)), .. } => {
+                Some((progress, now.saturating_sub(*said_at)))
+            }
+            _ => None,
+        };
+        let silent_ms = progress.map_or(0, |(_, silent)| u64::try_from(silent.as_millis()).unwrap_or(u64::MAX));
+        let progress = progress.map(|(progress, _)| progress.clone());
+        Heartbeat { phase: running.phase, step: running.step, progress, silent_ms }
     }
 
     fn heard(&mut self, command: Command) -> Vec<Effect> {
@@ -287,6 +297,7 @@ impl Machine {
             Command::StartTrainer(start) => self.start(start),
             Command::StopTrainer(stop) => self.stop(stop),
             Command::Control(control) => self.control(control),
+            Command::DumpStacks(dump) => self.dump_stacks(dump.fence.unwrap_or_default()),
         }
     }
 
@@ -447,9 +458,22 @@ impl Machine {
         effects
     }
 
-    fn said(&mut self, report: RankReport) -> Vec<Effect> {
-        if let Trainer::Running { running, formed, .. } = &mut self.trainer {
+    /// Changes nothing, so it needs no fence on the disk; but it is the current trainer's or nobody's (J3).
+    fn dump_stacks(&self, fence: Fence) -> Vec<Effect> {
+        let is_current = |current: &Fence| current.job == fence.job && current.generation == fence.generation;
+        match self.trainer.current() {
+            Some((_, current)) if is_current(current) => vec![Effect::DumpStacks],
+            _ => Vec::new(),
+        }
+    }
+
+    fn said(&mut self, now: Duration, report: RankReport) -> Vec<Effect> {
+        if let Trainer::Running { running, formed, progress, .. } = &mut self.trainer {
             match &report.report {
+                Some(Report::Progress(place)) => {
+                    *progress = Some((place.clone(), now));
+                    return Vec::new();
+                }
                 Some(Report::Formed(_)) => *formed = Some(Box::new(report.clone())),
                 Some(Report::Phase(changed)) => running.phase = changed.phase,
                 Some(Report::Step(done)) => running.step = Some(done.step),
@@ -470,7 +494,7 @@ impl Machine {
         }
         let phase = Phase::Starting.into();
         let running = RunningTrainer { fence: Some(fence), rank, pid, start_time, phase, step: None };
-        self.trainer = Trainer::Running { run, running, stop, ended: false, formed: None };
+        self.trainer = Trainer::Running { run, running, stop, ended: false, formed: None, progress: None };
         effects.push(self.done(&command));
         effects
     }

@@ -40,6 +40,8 @@ pub trait Processes: Send {
     fn kill(&mut self, reason: &str);
     /// Hands a request to the trainer.
     fn control(&mut self, control: TrainerControl);
+    /// Finds out what the trainer's threads are doing; [`Event::Said`] brings it.
+    fn dump_stacks(&mut self);
 }
 
 /// Keeps the fences. A trait because a simulator has no disk.
@@ -175,6 +177,7 @@ impl<P: Processes> Owner<P> {
                 Effect::Start(assignment) => self.parts.processes.start(*assignment),
                 Effect::Kill { reason } => self.parts.processes.kill(&reason),
                 Effect::Control(control) => self.parts.processes.control(control),
+                Effect::DumpStacks => self.parts.processes.dump_stacks(),
                 Effect::Acked(ack) => self.parts.spool.ack(ack.spool, ack.up_to),
             }
         }

@@ -64,6 +64,8 @@ impl Processes for Names {
     }
 
     fn control(&mut self, _: TrainerControl) {}
+
+    fn dump_stacks(&mut self) {}
 }
 
 struct Stored(Arc<Mutex<Vec<String>>>);

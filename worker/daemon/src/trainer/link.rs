@@ -2,18 +2,19 @@
 //! its coordinator, and rendezvous.
 
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use futures::StreamExt as _;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use trainctl_proto::v1::rendezvous_server::RendezvousServer;
 use trainctl_proto::v1::trainer_link_server::{TrainerLink, TrainerLinkServer};
 use trainctl_proto::v1::{
-    Assignment, AssignmentRequest, ControlRequest, Phase, RankReport, ReportReply, TrainerControl, WithdrawReply,
-    WithdrawRequest, rank_report::Report, trainer_control,
+    Assignment, AssignmentRequest, ControlRequest, Phase, RankReport, ReportReply, Stacks, TrainerControl,
+    WithdrawReply, WithdrawRequest, rank_report::Report, trainer_control,
 };
 use trainctl_runtime::rpc::MAX_MESSAGE_BYTES;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
@@ -35,9 +36,12 @@ pub(super) struct Line {
     progress: Mutex<(Phase, Option<u64>)>,
     control: mpsc::Sender<TrainerControl>,
     controls: Mutex<Option<mpsc::Receiver<TrainerControl>>>,
-    open: watch::Sender<bool>,
+    /// Whether it may have its assignment, and the log that it takes up if it was loaded before it had one.
+    open: watch::Sender<Option<String>>,
     over: watch::Sender<Option<String>>,
     sealed: watch::Sender<bool>,
+    stacks: Mutex<Option<oneshot::Sender<Stacks>>>,
+    stepped: watch::Sender<bool>,
 }
 
 impl Line {
@@ -50,15 +54,24 @@ impl Line {
             progress: Mutex::new((Phase::Starting, None)),
             control,
             controls: Mutex::new(Some(controls)),
-            open: watch::Sender::new(false),
+            open: watch::Sender::new(None),
             over: watch::Sender::new(None),
             sealed: watch::Sender::new(false),
+            stacks: Mutex::default(),
+            stepped: watch::Sender::new(false),
         }
     }
 
+    /// The trainer's next answer about its threads. Who waited for an earlier one hears nothing more.
+    pub(super) fn expect_stacks(&self) -> oneshot::Receiver<Stacks> {
+        let (answer, expected) = oneshot::channel();
+        *lock(&self.stacks) = Some(answer);
+        expected
+    }
+
     /// The start is reported: the trainer may have its assignment.
-    pub(super) fn open(&self) {
-        self.open.send_replace(true);
+    pub(super) fn open(&self, log: Option<PathBuf>) {
+        self.open.send_replace(Some(log.map(|log| log.display().to_string()).unwrap_or_default()));
     }
 
     /// Ends every waiting rendezvous call with this reason, now and from now on. The first reason stays.
@@ -70,6 +83,11 @@ impl Line {
             }
             first
         });
+    }
+
+    /// Whether it has done a step.
+    pub(super) fn watch_stepped(&self) -> watch::Receiver<bool> {
+        self.stepped.subscribe()
     }
 
     pub(super) fn watch_over(&self) -> watch::Receiver<Option<String>> {
@@ -108,7 +126,10 @@ impl Line {
         let mut progress = lock(&self.progress);
         match report {
             Report::Phase(changed) => progress.0 = changed.phase(),
-            Report::Step(done) => progress.1 = Some(done.step),
+            Report::Step(done) => {
+                progress.1 = Some(done.step);
+                self.stepped.send_replace(true);
+            }
             Report::TrainRow(row) => progress.1 = progress.1.max(Some(row.step)),
             Report::Finished(_) => progress.0 = Phase::Finished,
             _ => {}
@@ -150,8 +171,9 @@ struct Link(Arc<Line>);
 impl TrainerLink for Link {
     async fn get_assignment(&self, _: Request<AssignmentRequest>) -> Result<Response<Assignment>, Status> {
         let mut open = self.0.open.subscribe();
-        open.wait_for(|open| *open).await.map_err(|_| Status::unavailable("the worker gave this trainer up"))?;
-        Ok(Response::new(self.0.assignment.clone()))
+        let given_up = |_| Status::unavailable("the worker gave this trainer up");
+        let log = open.wait_for(Option::is_some).await.map_err(given_up)?.clone().unwrap_or_default();
+        Ok(Response::new(Assignment { log, ..self.0.assignment.clone() }))
     }
 
     async fn report(&self, request: Request<RankReport>) -> Result<Response<ReportReply>, Status> {
@@ -160,6 +182,13 @@ impl TrainerLink for Link {
         };
         if matches!(report, Report::Started(_) | Report::Exited(_)) {
             return Err(Status::invalid_argument("start and exit are the worker's to report"));
+        }
+        if let Report::Stacks(stacks) = report {
+            let expected = lock(&self.0.stacks).take();
+            if expected.is_none_or(|expected| expected.send(stacks).is_err()) {
+                tracing::info!("stacks that nobody waits for any more");
+            }
+            return Ok(Response::new(ReportReply {}));
         }
         self.0.note(&report);
         let report = self.0.report(report);

@@ -13,6 +13,8 @@ mod link;
 mod log;
 mod rendezvous;
 mod spawn;
+mod stacks;
+mod standby;
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -38,9 +40,12 @@ use crate::spool::{SpoolError, SpoolHandle};
 use crate::state::{Remembered, StateDir, StoredFence};
 use link::Line;
 use spawn::{Child, Order};
+use standby::Standby;
 
 /// After this long what still runs is reported (T4).
 const KILL_LIMIT: Duration = Duration::from_secs(30);
+/// How long a worker is without a trainer before it loads one for the next start.
+const IDLE: Duration = Duration::from_secs(1);
 /// Time between tries to spool an exit while the disk refuses.
 const SPOOL_RETRY: Duration = Duration::from_secs(1);
 
@@ -63,6 +68,8 @@ pub struct Setup {
     pub keep: Arc<Mutex<Vec<u32>>>,
     /// The thread that forks (T1).
     pub launcher: Launcher,
+    /// Keep a trainer loaded for the next start.
+    pub has_standby: bool,
     /// The daemon's shutdown.
     pub shutdown: Shutdown,
 }
@@ -70,6 +77,7 @@ pub struct Setup {
 /// The trainer that runs now.
 struct Current {
     child: Option<Child>,
+    log: PathBuf,
     line: Arc<Line>,
     killed: Option<String>,
 }
@@ -78,22 +86,41 @@ struct Current {
 pub struct Trainers {
     setup: Setup,
     current: Arc<Mutex<Option<Current>>>,
+    standby: Standby,
 }
 
 impl Trainers {
-    /// No trainer yet.
+    /// No trainer yet, but one that is being loaded.
     pub fn new(setup: Setup) -> Self {
-        Self { setup, current: Arc::default() }
+        let standby = Standby::default();
+        prepare(&setup, &standby);
+        Self { setup, current: Arc::default(), standby }
     }
 }
 
 impl Processes for Trainers {
     fn start(&mut self, assignment: Assignment) {
         let line = Arc::new(Line::new(assignment.clone(), self.setup.spool.clone(), self.setup.events.clone()));
-        *lock(&self.current) = Some(Current { child: None, line: line.clone(), killed: None });
-        let (setup, current) = (self.setup.clone(), self.current.clone());
+        *lock(&self.current) = Some(Current { child: None, log: PathBuf::new(), line: line.clone(), killed: None });
+        let (setup, current, standby) = (self.setup.clone(), self.current.clone(), self.standby.clone());
         let kind = TaskKind { name: "trainer", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
-        drop(spawn_task(kind, &self.setup.shutdown, async move { run(setup, current, line, assignment).await }));
+        let (mut stepped, next) = (line.watch_stepped(), (self.setup.clone(), self.standby.clone()));
+        drop(tokio::spawn(async move {
+            // Not before its first step: loading another would take time from a start that is under way.
+            if stepped.wait_for(|stepped| *stepped).await.is_ok() {
+                prepare(&next.0, &next.1);
+            }
+        }));
+        let life = async move {
+            let outcome = run(&setup, current.clone(), line, &standby).await;
+            // The next start, if it does not come at once.
+            tokio::time::sleep(IDLE).await;
+            if lock(&current).is_none() {
+                prepare(&setup, &standby);
+            }
+            outcome
+        };
+        drop(spawn_task(kind, &self.setup.shutdown, life));
     }
 
     fn kill(&mut self, reason: &str) {
@@ -111,6 +138,30 @@ impl Processes for Trainers {
             current.line.control(control);
         }
     }
+
+    fn dump_stacks(&mut self) {
+        let subject = lock(&self.current).as_ref().and_then(|current| {
+            let (line, log) = (current.line.clone(), current.log.clone());
+            let pid = current.child.as_ref()?.pid();
+            Some(stacks::Subject { run_dir: run_dir(line.assignment()).ok()?, line, pid, log })
+        });
+        let Some(subject) = subject else { return };
+        let setup = self.setup.clone();
+        let kind = TaskKind { name: "stacks", on_cancel: OnCancel::Finish, on_error: OnError::Log };
+        let dump = async move {
+            let line = subject.line.clone();
+            let report = line.report(stacks::dump(subject).await);
+            tell(&setup, Event::Said(report)).await;
+            Ok::<(), SpoolError>(())
+        };
+        drop(spawn_task(kind, &self.setup.shutdown, dump));
+    }
+}
+
+/// Has a standby started, on a thread that may block.
+fn prepare(setup: &Setup, standby: &Standby) {
+    let (setup, standby) = (setup.clone(), standby.clone());
+    drop(tokio::task::spawn_blocking(move || standby.prepare(&setup)));
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -119,12 +170,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// One trainer's life.
 async fn run(
-    setup: Setup,
+    setup: &Setup,
     current: Arc<Mutex<Option<Current>>>,
     line: Arc<Line>,
-    assignment: Assignment,
+    standby: &Standby,
 ) -> Result<(), SpoolError> {
-    let ours = match begin(&setup, &assignment).await {
+    let ours = match begin(setup, line.assignment(), standby).await {
         Ok(begun) => begun,
         Err(reason) => {
             tracing::error!(%reason, "the trainer could not be started");
@@ -132,13 +183,13 @@ async fn run(
             if let Err(error) = setup.state.forget_running() {
                 tracing::warn!(%error, "cannot forget a trainer that did not start");
             }
-            tell(&setup, Event::StartFailed { reason }).await;
+            tell(setup, Event::StartFailed { reason }).await;
             return Ok(());
         }
     };
-    let Begun { child, socket, remembered } = ours;
+    let Begun { child, socket, remembered, log } = ours;
     let (pid, start_time) = (child.pid(), child.start_time());
-    tracing::info!(pid, rank = assignment.rank, generation = remembered.fence.generation, "trainer started");
+    tracing::info!(pid, rank = line.assignment().rank, generation = remembered.fence.generation, "trainer started");
     let oom = OomCounter::read();
     let served = link::serve(socket, line.clone(), setup.gateway.clone(), &setup.shutdown);
     if let Err(error) = &served {
@@ -150,8 +201,8 @@ async fn run(
     if let Err(error) = setup.spool.append(line.report(started)).await {
         tracing::error!(%error, "the start could not be spooled");
     }
-    tell(&setup, Event::Started { pid, start_time }).await;
-    line.open();
+    tell(setup, Event::Started { pid, start_time }).await;
+    line.open(log);
     {
         let mut current = lock(&current);
         if let Some(current) = current.as_mut() {
@@ -159,6 +210,7 @@ async fn run(
                 child.kill();
             }
             current.child = Some(child.clone());
+            current.log.clone_from(&remembered.log);
         }
     }
     let ending = Ending { setup: setup.clone(), child, line, current, remembered, oom };
@@ -168,7 +220,7 @@ async fn run(
         Ok(result) => result?,
         Err(error) => tracing::error!(%error, "the thread that waits for the trainer failed"),
     }
-    tell(&setup, Event::Gone).await;
+    tell(setup, Event::Gone).await;
     Ok(())
 }
 
@@ -182,11 +234,13 @@ struct Begun {
     child: Child,
     socket: UnixStream,
     remembered: Remembered,
+    /// The log that a standby is to take up.
+    log: Option<PathBuf>,
 }
 
 /// Everything up to a running process; the error is for the coordinator.
-async fn begin(setup: &Setup, assignment: &Assignment) -> Result<Begun, String> {
-    let (setup, assignment) = (setup.clone(), assignment.clone());
+async fn begin(setup: &Setup, assignment: &Assignment, standby: &Standby) -> Result<Begun, String> {
+    let (setup, assignment, standby) = (setup.clone(), assignment.clone(), standby.clone());
     let begun = tokio::task::spawn_blocking(move || {
         let fence = assignment.fence.clone().unwrap_or_default();
         let run_dir = run_dir(&assignment)?;
@@ -199,12 +253,15 @@ async fn begin(setup: &Setup, assignment: &Assignment) -> Result<Begun, String> 
             log_start: log.start,
         };
         setup.state.save_running(&remembered).map_err(|error| error.to_string())?;
+        if let Some((child, socket)) = standby.take(&setup) {
+            return Ok(Begun { child, socket, log: Some(remembered.log.clone()), remembered });
+        }
         let (ours, theirs) = UnixStream::pair().map_err(|error| format!("make the trainer's link: {error}"))?;
         ours.set_nonblocking(true).map_err(|error| format!("make the trainer's link: {error}"))?;
         let order =
             Order { program: setup.program.clone(), stdin: theirs, log: log.file, incarnation: setup.incarnation };
         let child = setup.launcher.launch(order)?;
-        Ok(Begun { child, socket: ours, remembered })
+        Ok(Begun { child, socket: ours, remembered, log: None })
     });
     begun.await.map_err(|error| format!("start the trainer: {error}"))?
 }
@@ -279,7 +336,7 @@ impl Ending {
 fn clean(setup: &Setup, limit: Duration) -> Result<(), String> {
     let keep = lock(&setup.keep).clone();
     let descendants = proc::kill_descendants(&keep, limit).map_err(|error| error.to_string());
-    spawn::kill_marked(&setup.incarnation, limit)?;
+    spawn::kill_marked(&setup.incarnation, &keep, limit)?;
     descendants.map(drop)
 }
 
@@ -308,7 +365,7 @@ pub fn settle_predecessor(
     was_reported: impl Fn(&Remembered) -> bool,
 ) -> anyhow::Result<bool> {
     let Some(remembered) = state.load_running()? else { return Ok(false) };
-    spawn::kill_marked(&remembered.incarnation, KILL_LIMIT).map_err(anyhow::Error::msg)?;
+    spawn::kill_marked(&remembered.incarnation, &[], KILL_LIMIT).map_err(anyhow::Error::msg)?;
     if !was_reported(&remembered) {
         let mut tail = log::tail(&remembered.log, remembered.log_start);
         tail.push("trainctl-worker: the worker was killed, and its trainer with it".to_owned());

@@ -126,17 +126,18 @@ impl Child {
     }
 }
 
-/// Kills every process that carries the mark of `incarnation`, until two looks in a row find none.
+/// Kills every process that carries the mark of `incarnation` but those of `keep`, until two looks in a row find none.
 ///
 /// # Errors
 /// What still runs after `limit`.
-pub(crate) fn kill_marked(incarnation: &str, limit: Duration) -> Result<(), String> {
+pub(crate) fn kill_marked(incarnation: &str, keep: &[u32], limit: Duration) -> Result<(), String> {
     let started = Instant::now();
     let mut empty_looks = 0;
     while empty_looks < 2 {
         let own = std::process::id();
-        let found: Vec<_> =
-            proc::processes_with_env_marker(MARKER, incarnation).into_iter().filter(|stat| stat.pid != own).collect();
+        let is_kept = |pid: u32| pid == own || keep.contains(&pid);
+        let marked = proc::processes_with_env_marker(MARKER, incarnation);
+        let found: Vec<_> = marked.into_iter().filter(|stat| !is_kept(stat.pid)).collect();
         if found.is_empty() {
             empty_looks += 1;
         } else {

@@ -33,6 +33,7 @@ use crate::Error;
 use crate::job::{FailedSave, Link, TrainJob};
 use crate::parallel::World;
 use crate::params::Parameters;
+use crate::pulse::Collective;
 use crate::schedule::SaveReason;
 
 /// A save hashes and writes on at most so many threads, and on no more than the rank may train with.
@@ -131,7 +132,7 @@ impl Saver {
         let shortage = if must_succeed { None } else { shortage(&lane.share, lane.all_bytes) };
         let unwritten = lane.earlier.is_unwritten();
         let counts = [busy, shortage.is_some(), unwritten].map(i64::from);
-        let (obstacles, unwritten) = match world.sum(&counts, "agree on a save", step)?[..] {
+        let (obstacles, unwritten) = match world.sum(&counts, Collective::Save, step)?[..] {
             [busy, full, unwritten] => (Obstacles { busy, full }, unwritten),
             _ => return Err(Error::Internal("an all-reduce changed a tensor's length".to_owned())),
         };

@@ -189,6 +189,7 @@ pub fn rank_process() {
 
 fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error> {
     let job = TrainJob {
+        pulse: Default::default(),
         spec: case.spec.clone(),
         rank: Rank(rank),
         world_size: case.world_size,
