@@ -82,7 +82,8 @@ impl Order {
             Body::StartTrainer(start) => ("start", start.assignment.as_ref()?.fence.clone()?),
             Body::StopTrainer(stop) => ("stop", stop.fence.clone()?),
             Body::Control(control) => ("control", control.fence.clone()?),
-            Body::Welcome(_) | Body::Beat(_) | Body::Ack(_) => return None,
+            // To be asked for stacks changes nothing.
+            Body::Welcome(_) | Body::Beat(_) | Body::Ack(_) | Body::DumpStacks(_) => return None,
         };
         Some(Self { kind, fence })
     }

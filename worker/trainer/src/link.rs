@@ -94,13 +94,13 @@ impl Link {
 
     /// Notes the worker's requests as they come, until the link ends.
     pub(crate) fn follow_requests(&self, pending: Arc<Pending>) {
-        let mut client = self.client();
+        let (mut client, runtime) = (self.client(), self.handle());
         self.runtime.spawn(async move {
             let outcome = async {
                 let mut stream = client.control(ControlRequest {}).await?.into_inner();
                 while let Some(control) = stream.message().await? {
                     match control.request {
-                        Some(Request::DumpStacks(_)) => drop(tokio::spawn(report_stacks(client.clone()))),
+                        Some(Request::DumpStacks(_)) => drop(runtime.spawn(report_stacks(client.clone()))),
                         _ => pending.take(&control),
                     }
                 }

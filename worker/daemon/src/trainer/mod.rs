@@ -16,12 +16,13 @@ mod spawn;
 mod stacks;
 mod standby;
 
+use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use trainctl_proto::v1::{
     Assignment, Phase, RankReport, TrainerControl, TrainerExit, TrainerStarted, rank_report::Report,
 };
@@ -103,23 +104,9 @@ impl Processes for Trainers {
         let line = Arc::new(Line::new(assignment.clone(), self.setup.spool.clone(), self.setup.events.clone()));
         *lock(&self.current) = Some(Current { child: None, log: PathBuf::new(), line: line.clone(), killed: None });
         let (setup, current, standby) = (self.setup.clone(), self.current.clone(), self.standby.clone());
+        self.load_the_next(line.watch_stepped());
         let kind = TaskKind { name: "trainer", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
-        let (mut stepped, next) = (line.watch_stepped(), (self.setup.clone(), self.standby.clone()));
-        drop(tokio::spawn(async move {
-            // Not before its first step: loading another would take time from a start that is under way.
-            if stepped.wait_for(|stepped| *stepped).await.is_ok() {
-                prepare(&next.0, &next.1);
-            }
-        }));
-        let life = async move {
-            let outcome = run(&setup, current.clone(), line, &standby).await;
-            // The next start, if it does not come at once.
-            tokio::time::sleep(IDLE).await;
-            if lock(&current).is_none() {
-                prepare(&setup, &standby);
-            }
-            outcome
-        };
+        let life = async move { run(&setup, current, line, &standby).await };
         drop(spawn_task(kind, &self.setup.shutdown, life));
     }
 
@@ -155,6 +142,26 @@ impl Processes for Trainers {
             Ok::<(), SpoolError>(())
         };
         drop(spawn_task(kind, &self.setup.shutdown, dump));
+    }
+}
+
+impl Trainers {
+    /// Loads the trainer of the next start. Not before this one's first step, since it would take time from a start that is
+    /// under way; after one that ended without a step, once nothing has been started for a while.
+    fn load_the_next(&self, mut stepped: watch::Receiver<bool>) {
+        let (setup, standby, current) = (self.setup.clone(), self.standby.clone(), self.current.clone());
+        let kind = TaskKind { name: "standby", on_cancel: OnCancel::Abort, on_error: OnError::Log };
+        let load = async move {
+            let has_stepped = stepped.wait_for(|stepped| *stepped).await.is_ok();
+            if !has_stepped {
+                tokio::time::sleep(IDLE).await;
+            }
+            if has_stepped || lock(&current).is_none() {
+                prepare(&setup, &standby);
+            }
+            Ok::<(), Infallible>(())
+        };
+        drop(spawn_task(kind, &self.setup.shutdown, load));
     }
 }
 
