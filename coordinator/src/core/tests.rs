@@ -780,4 +780,5 @@ fn a_job_that_is_over_is_shown_from_the_journal() {
     assert_eq!(got.first_row.map(|row| row.step), Some(7));
 }
 
+mod hang;
 mod saves;

@@ -5,7 +5,7 @@
 //! tried again: a metric row is the last thing to be dropped (P5). Only a queue that is full makes the engine wait.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -45,6 +45,8 @@ pub(crate) struct Reporter {
     runtime: Handle,
     requests: Arc<Pending>,
     closed: AtomicBool,
+    /// The phase that was reported last.
+    phase: AtomicI32,
 }
 
 impl Reporter {
@@ -53,7 +55,7 @@ impl Reporter {
         let (queue, items) = mpsc::channel(QUEUE);
         let (client, runtime) = (link.client(), link.handle());
         runtime.spawn(send_all(client.clone(), items));
-        Self { queue, client, runtime, requests, closed: AtomicBool::new(false) }
+        Self { queue, client, runtime, requests, closed: AtomicBool::new(false), phase: AtomicI32::default() }
     }
 
     /// Reports the finish; returns once the worker has it and everything before.
@@ -96,7 +98,11 @@ impl Reporter {
 
 impl EngineLink for Reporter {
     fn phase(&self, phase: Phase, _: Step) {
-        self.report(Report::Phase(PhaseChanged { phase: v1::Phase::from(phase).into() }));
+        let phase = v1::Phase::from(phase).into();
+        // The engine names it at each step; the worker is told of changes.
+        if self.phase.swap(phase, Ordering::AcqRel) != phase {
+            self.report(Report::Phase(PhaseChanged { phase }));
+        }
     }
 
     fn save_begins(&self) {

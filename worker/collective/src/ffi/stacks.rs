@@ -129,6 +129,10 @@ extern "C" fn frame(context: *mut c_void, data: *mut c_void) -> c_int {
     }
     // SAFETY: the unwinder passes a valid context.
     let ip = unsafe { _Unwind_GetIP(context) };
+    if ip == 0 {
+        // The outermost frame of a thread has no caller.
+        return STOP;
+    }
     walk.slot.frames[walk.count].store(ip as u64, Ordering::Relaxed);
     walk.count += 1;
     GO_ON

@@ -23,8 +23,7 @@ pub(super) fn name(pid: u32, threads: &mut [ThreadStack]) {
         }
     };
     for thread in threads.iter_mut() {
-        // The outermost frame of a thread has no caller.
-        let addresses = thread.addresses.iter().filter(|address| **address != 0).enumerate();
+        let addresses = thread.addresses.iter().enumerate();
         thread.frames = addresses.flat_map(|at| frames(*at.1, &name(call_site(at)))).collect();
     }
 }
