@@ -42,7 +42,19 @@ checkpoint:
   max_recent_weights: 4
   restore_from: runs/other/epoch_0_step_999
   weights_only: true
-fault_tolerance: {max_restarts: 10, on_nonfinite: stop}
+fault_tolerance:
+  max_restarts: 10
+  on_nonfinite: stop
+  hang:
+    enabled: true
+    factor: 10
+    start_seconds: 120
+    rendezvous_seconds: 300
+    load_seconds: 1800
+    first_step_seconds: 600
+    step_seconds: 60
+    validate_seconds: 1800
+    save_seconds: 1800
 dist_env: {timeout_minutes: 30}
 on_commit: evaluate "$TRAINCTL_CHECKPOINT"
 on_end: "mail -s ended me@example.org"
