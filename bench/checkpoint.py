@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -43,6 +44,8 @@ def measure_stall(row: Row, rounds: int) -> None:
     answer = kit.answer_of([RELEASE / "examples" / "bench_snapshot", "--bytes", GIB, "--rounds", rounds])
     for ours, peer in zip(answer["snapshot_seconds"], answer["memcpy_seconds"], strict=True):
         row.add(Measured(answer["bytes"], ours), Measured(answer["bytes"], peer))
+    digest = statistics.median(answer["digest_seconds"])
+    print(f"digest of the replica, beside the next step: {digest:.3f} s, {answer['bytes'] / digest / 1e9:.1f} GB/s")
 
 
 class Disk:

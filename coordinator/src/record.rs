@@ -1,5 +1,7 @@
 //! What the journal keeps of one job.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use trainctl_spec::report::{TrainRow, ValidationRow};
 use trainctl_spec::start::{DataPhase, Keep};
@@ -51,6 +53,12 @@ pub struct JobRecord {
     /// How long the run has needed for its stages.
     #[serde(default)]
     pub history: History,
+    /// Workers that take a rank only where there are not enough others: their replica differed, or their rank was evicted.
+    #[serde(default)]
+    pub avoided: BTreeSet<String>,
+    /// Ranks that were moved since they held the others up.
+    #[serde(default)]
+    pub evictions: u32,
     /// What the run held when the job ended: a successor need not look.
     #[serde(default)]
     pub end: Option<End>,
@@ -90,6 +98,8 @@ impl JobRecord {
             decided: false,
             failed_saves: FailedSaves::default(),
             history: History::default(),
+            avoided: BTreeSet::new(),
+            evictions: 0,
             end: None,
         }
     }

@@ -343,6 +343,7 @@ impl TryFrom<v1::ShardsDurable> for report::ShardReport {
             corpora: wire.corpora.into_iter().collect(),
             stall_seconds: wire.stall_seconds,
             write_seconds: wire.write_seconds,
+            replica: wire.replica.map(TryInto::try_into).transpose()?,
         })
     }
 }
@@ -363,7 +364,28 @@ impl TryFrom<&report::ShardReport> for v1::ShardsDurable {
             corpora: report.corpora.clone().into_iter().collect(),
             stall_seconds: report.stall_seconds,
             write_seconds: report.write_seconds,
+            replica: report.replica.map(Into::into),
         })
+    }
+}
+
+impl TryFrom<v1::ReplicaDigest> for report::ReplicaDigest {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::ReplicaDigest) -> Result<Self, ProtocolError> {
+        let number = |bytes: &[u8], field| match bytes.try_into() {
+            Ok(bytes) => Ok(u128::from_le_bytes(bytes)),
+            Err(_) => Err(invalid(field, format!("{} bytes instead of 16", bytes.len()))),
+        };
+        let written = (!wire.written.is_empty()).then(|| number(&wire.written, "replica.written")).transpose()?;
+        Ok(Self { held: number(&wire.held, "replica.held")?, written })
+    }
+}
+
+impl From<report::ReplicaDigest> for v1::ReplicaDigest {
+    fn from(digest: report::ReplicaDigest) -> Self {
+        let bytes = |number: u128| number.to_le_bytes().to_vec();
+        Self { held: bytes(digest.held), written: digest.written.map(bytes).unwrap_or_default() }
     }
 }
 
@@ -540,6 +562,7 @@ mod tests {
             corpora: BTreeMap::from([("data/web".to_owned(), 31_000)]),
             stall_seconds: 0.25,
             write_seconds: 1.5,
+            replica: Some(report::ReplicaDigest { held: u128::MAX - 5, written: Some(7) }),
         }
     }
 
@@ -580,6 +603,10 @@ mod tests {
         let mut report = wire();
         report.tensors[0].blocks.pop();
         assert!(report::ShardReport::try_from(report).is_err());
+        let mut report = wire();
+        report.replica.as_mut().expect("a digest").held.pop();
+        let error = report::ShardReport::try_from(report).expect_err("15 bytes");
+        assert_eq!(error.to_string(), "replica.held is invalid: 15 bytes instead of 16");
     }
 
     #[test]

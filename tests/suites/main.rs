@@ -10,6 +10,7 @@
 mod architecture;
 mod checkpoints;
 mod coordinator_away;
+mod corruption;
 mod disk;
 mod export;
 mod failing_trainers;
@@ -29,6 +30,7 @@ mod resharding;
 mod resume;
 mod saves;
 mod state_hash;
+mod stragglers;
 mod tokenizer;
 mod world_sizes;
 

@@ -85,6 +85,10 @@ struct RankView {
     phase: String,
     step: Option<u64>,
     connected: bool,
+    /// Median of its own time per step.
+    compute_seconds: Option<f64>,
+    straggler_score: Option<f64>,
+    straggler: bool,
 }
 
 /// A row of training.jsonl, as JSON.
@@ -164,6 +168,9 @@ impl From<v1::RankStatus> for RankView {
             pid: rank.pid,
             step: rank.step,
             connected: rank.connected,
+            compute_seconds: rank.compute_seconds,
+            straggler_score: rank.straggler_score,
+            straggler: rank.straggler,
         }
     }
 }
@@ -263,6 +270,14 @@ pub(crate) fn validation_line(row: &v1::ValidationRow) -> String {
     format!("validation loss{set} {:.4} after {}", row.val_loss, steps(row.step + 1))
 }
 
+/// A rank's own time per step, and whether it holds the others up; empty before it is known.
+fn pace(rank: &v1::RankStatus) -> String {
+    let Some(seconds) = rank.compute_seconds else { return String::new() };
+    let score = rank.straggler_score.filter(|_| rank.straggler);
+    let straggler = score.map_or_else(String::new, |score| format!(" STRAGGLER (score {score:.1})"));
+    format!(" own time {seconds:.3} s/step{straggler}")
+}
+
 /// A job as a block of lines.
 pub(crate) fn job_block(job: &v1::Job) -> String {
     let mut lines = vec![format!("{}  {}", job.id, phase_name(job.phase()))];
@@ -290,9 +305,10 @@ pub(crate) fn job_block(job: &v1::Job) -> String {
         let step = rank.step.map_or_else(String::new, |step| format!(" step {}", people(step + 1)));
         let link = if rank.connected { "" } else { " (not connected)" };
         let doing = rank_phase(rank.phase());
+        let pace = pace(rank);
         add(
             &format!("rank {}", rank.rank),
-            format!("{doing}{step} on {} pid {} worker {}{link}", rank.host, rank.pid, rank.worker),
+            format!("{doing}{step} on {} pid {} worker {}{pace}{link}", rank.host, rank.pid, rank.worker),
         );
     }
     lines.join("\n")

@@ -42,7 +42,7 @@ impl Core {
     fn place(&self, id: &JobId, now: Duration) -> Placement {
         let Some(job) = self.jobs.get(id) else { return Placement::Wait { missing: 1 } };
         let before: Vec<String> = job.record.ranks.iter().map(|place| place.worker.clone()).collect();
-        decide_placement(job.spec.resources.workers as usize, &before, &self.candidates(now))
+        decide_placement(job.spec.resources.workers as usize, &before, &job.record.avoided, &self.candidates(now))
     }
 
     fn wait_for_workers(&mut self, id: &JobId, missing: usize, restarting: bool, at: Moment, out: &mut Vec<Effect>) {

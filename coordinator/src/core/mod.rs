@@ -12,8 +12,10 @@ mod followers;
 mod forming;
 mod hang;
 mod ranks;
+mod replicas;
 mod saves;
 mod status;
+mod stragglers;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -483,6 +485,7 @@ impl Core {
         for id in retry {
             self.retry_commits(&id, at, out);
             self.judge_progress(&id, at, out);
+            self.judge_ranks(&id, at, out);
         }
     }
 

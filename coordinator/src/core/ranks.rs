@@ -16,6 +16,7 @@ use super::saves::{Save, SaveKey, ends_now};
 use super::{Core, Effect, Moment, StoreChange};
 use crate::decide::deadlines::Stage;
 use crate::decide::restart::{self, Restart, decide_restart};
+use crate::decide::stragglers::{Judged, Window};
 use crate::decide::verdict::{Ending, How, decide_verdict};
 use crate::events::{self, Entry};
 use crate::record::JobRecord;
@@ -44,6 +45,10 @@ pub struct Live {
     pub(super) dumping: Option<Dumping>,
     /// The highest zero-based step whose full save was given up, and why: unless a later one is committed, its work is not done.
     pub(super) gave_up: Option<(u64, String)>,
+    /// The zero-based step whose save has shown that replicas differ: no save from it on is committed.
+    pub(super) corrupt_from: Option<u64>,
+    /// The rank that moves to a spare after the next commit.
+    pub(super) evicts: Option<u32>,
 }
 
 /// One rank as seen.
@@ -75,6 +80,10 @@ pub struct RankLive {
     pub finished: Option<(FinishCause, u64)>,
     /// It is over.
     pub ended: Option<Ending>,
+    /// Its own times of its last steps.
+    pub(super) window: Window,
+    /// What they say, once there are enough.
+    pub(super) judged: Option<Judged>,
 }
 
 impl Live {
@@ -98,8 +107,21 @@ impl Live {
 
     fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
         let (saves, committed, tokens) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        let (stop_sent, dumping, gave_up) = (false, None, None);
-        Self { generation, ranks, saves, committed, stepped, tokens, stop_sent, decided, dumping, gave_up }
+        let (stop_sent, dumping, gave_up, corrupt_from, evicts) = (false, None, None, None, None);
+        Self {
+            generation,
+            ranks,
+            saves,
+            committed,
+            stepped,
+            tokens,
+            stop_sent,
+            decided,
+            dumping,
+            gave_up,
+            corrupt_from,
+            evicts,
+        }
     }
 
     /// Records of this generation that were not acknowledged: nothing will follow from them any more.
@@ -134,6 +156,8 @@ impl RankLive {
             saved: BTreeMap::new(),
             finished: None,
             ended: None,
+            window: Window::default(),
+            judged: None,
         }
     }
 
@@ -222,6 +246,7 @@ impl Core {
                 self.formed_if_all(&id, at, out);
             }
             Report::Step(done) => {
+                rank.window.push(done.compute_seconds);
                 let left = rank.observe(Some(Phase::Stepping), Some(done.step), at.now);
                 self.learn(&id, number, left);
                 self.stepped(&id, number, done.step, at, out);
@@ -358,7 +383,7 @@ impl Core {
         self.control(id, &v1::trainer_control::Request::Stop(v1::StopRequest {}), out);
     }
 
-    fn control(&mut self, id: &JobId, request: &v1::trainer_control::Request, out: &mut Vec<Effect>) {
+    pub(super) fn control(&mut self, id: &JobId, request: &v1::trainer_control::Request, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get(id) else { return };
         let Some(live) = &job.live else { return };
         let fence = v1::Fence { job: id.0.clone(), generation: live.generation.0, term: job.record.term.0 };
@@ -530,6 +555,7 @@ impl Core {
                 let (cause, step) = match cause {
                     // Whoever was stopped for it knows less.
                     Cause::Hung { .. } => (cause, reached),
+                    Cause::Corrupt { step, .. } => (cause, Some(step)),
                     _ if by_ranks => decide_verdict(&endings),
                     _ => (cause, None),
                 };

@@ -56,6 +56,17 @@ impl Save {
         self.state != State::Collecting
     }
 
+    /// The store is at it: what comes of that is waited for.
+    pub(super) fn is_committing(&self) -> bool {
+        self.state == State::Committing
+    }
+
+    /// What each rank holds, in rank order, in hexadecimal.
+    pub(super) fn held(&self) -> Vec<String> {
+        let held = self.reports.values().map(|report| report.replica.map(|replica| format!("{:032x}", replica.held)));
+        held.map(Option::unwrap_or_default).collect()
+    }
+
     fn is_tried_again(&self) -> bool {
         matches!(self.state, State::RetryAt(_))
     }
@@ -96,6 +107,9 @@ impl Core {
         out: &mut Vec<Effect>,
     ) -> Option<AckToken> {
         let Some(job) = self.jobs.get_mut(id) else { return token };
+        if job.corrupt_from().is_some_and(|from| report.step >= from) {
+            return token;
+        }
         let Some(live) = job.live.as_mut().filter(|live| !live.decided) else { return token };
         let (key, world_size) = ((report.kind, report.step), live.ranks.len() as u32);
         live.note_saved(rank, key);
@@ -116,6 +130,7 @@ impl Core {
             Commit::Wait { missing } => info!(job = %id, kind = ?key.0, step = key.1, ?missing, "save is not complete"),
             Commit::Now => self.commit(id, key, out),
             Commit::Refuse(why) => self.give_up_save(id, key, &why.to_string(), at, out),
+            Commit::Diverged(divergence) => self.replicas_differ(id, key, &divergence, at, out),
         }
         self.drop_incomplete(id, out);
         None
@@ -348,6 +363,7 @@ impl Core {
         self.changed(id, kind, info.changes, Some(step), at, out);
         self.after_commit(id, kind, &info.checkpoint, moved, out);
         self.publish(id, out);
+        self.evict_after_commit(id, kind, at, out);
     }
 
     /// Tries failed commits again when their pause is over.

@@ -38,6 +38,9 @@ impl Core {
                 phase: v1::Phase::from(rank.phase) as i32,
                 step: rank.step,
                 connected: worker.is_some_and(|w| w.session.is_some()),
+                compute_seconds: rank.judged.map(|judged| judged.seconds),
+                straggler_score: rank.judged.map(|judged| judged.score),
+                straggler: rank.judged.is_some_and(|judged| judged.is_straggler),
             }
         });
         let steps_done = match (&record.phase, &job.rows.last) {

@@ -45,6 +45,8 @@ struct World {
     spec: String,
     generation: u64,
     seq: BTreeMap<SessionId, u64>,
+    /// What ranks say that they hold, where they say it.
+    held: BTreeMap<u32, u128>,
 }
 
 fn job() -> JobId {
@@ -77,6 +79,7 @@ impl World {
             spec,
             generation: 1,
             seq,
+            held: BTreeMap::new(),
         }
     }
 
@@ -221,6 +224,8 @@ impl World {
         let (stall_seconds, write_seconds) = (0.25 + f64::from(rank), 2.0 - f64::from(rank));
         let kind = v1::SaveKind::from(kind).into();
         let files = vec![file];
+        let replica =
+            self.held.get(&rank).map(|held| v1::ReplicaDigest { held: held.to_le_bytes().into(), written: vec![] });
         let shards = v1::ShardsDurable {
             step,
             checkpoint,
@@ -228,6 +233,7 @@ impl World {
             kind,
             stall_seconds,
             write_seconds,
+            replica,
             ..v1::ShardsDurable::default()
         };
         self.report(session, rank, Report::Shards(shards));
@@ -781,4 +787,6 @@ fn a_job_that_is_over_is_shown_from_the_journal() {
 }
 
 mod hang;
+mod replicas;
 mod saves;
+mod stragglers;

@@ -1,7 +1,8 @@
 //! Does a job that lost its generation get another one?
 //!
 //! One budget per job in the journal (J5). External causes (a kill from outside, a lost node, preemption) are never
-//! deterministic; the same internal fingerprint at the same step twice stops the job with that explanation. What the job is
+//! deterministic; the same internal fingerprint at the same step twice stops the job with that explanation, and so do replicas
+//! that differ once more at the same step. What the job is
 //! not to blame for (`Cause::is_charged`) costs nothing. A store that is away is waited for without end, as before a formation:
 //! each look at it is a formation, so they come ever further apart.
 
@@ -117,7 +118,7 @@ pub fn refill(budget: &Budget, committed_step: u64) -> Budget {
 mod tests {
     use trainctl_spec::Rank;
     use trainctl_spec::report::Phase;
-    use trainctl_spec::state::{ExitClass, RankFailure};
+    use trainctl_spec::state::{ExitClass, RankFailure, Suspect};
 
     use super::*;
 
@@ -152,6 +153,24 @@ mod tests {
         assert!(matches!(elsewhere, Restart::After(_)));
         let (again, _) = decide_restart(&budget, &panic, Some(5), 0.0, &policy(3));
         assert!(matches!(again, Restart::GiveUp(Cause::Deterministic { step: 5, .. })), "{again:?}");
+    }
+
+    #[test]
+    fn j5_replicas_that_differ_again_at_the_same_step_stop_whoever_was_named() {
+        let corrupt = |rank: u32| Cause::Corrupt {
+            step: 9,
+            replicas: 3,
+            suspects: vec![Suspect { rank: Rank(rank), worker: format!("w{rank}"), host: "n".to_owned() }],
+            named: true,
+        };
+        assert!(corrupt(1).is_external() && corrupt(1).is_charged());
+        let (first, budget) = decide_restart(&Budget::default(), &corrupt(1), Some(9), 0.0, &policy(3));
+        assert_eq!(first, Restart::After(Duration::ZERO));
+        let (again, _) = decide_restart(&budget, &corrupt(2), Some(9), 0.0, &policy(3));
+        let Restart::GiveUp(cause @ Cause::Deterministic { step: 9, .. }) = &again else { panic!("{again:?}") };
+        assert_eq!(cause.rank(), Some(Rank(2)));
+        let (later, _) = decide_restart(&refill(&budget, 19), &corrupt(1), Some(29), 0.0, &policy(3));
+        assert_eq!(later, Restart::After(Duration::ZERO));
     }
 
     #[test]

@@ -7,9 +7,11 @@
 //! - `*`: any system call that changes a file system. `trainctl_store::io` makes all of them and counts them over the process.
 //!
 //! `nth` counts from 1, `*` means each. `what` is `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself), `hang` (this thread
-//! goes no further), `spin` (this thread computes for ever), the error with which the call fails (`eio`, `enospc`, `edquot`, `erofs`), or, for a sync only, `skip`: it
-//! is left out, as by a programmer who forgot it. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file
-//! there, a line for each. Without these variables a hit is one look at an empty list.
+//! goes no further), `spin` (this thread computes for ever), `wait<n>` (this thread is held up for n milliseconds), the error with
+//! which the call fails (`eio`, `enospc`, `edquot`, `erofs`), for a sync only, `skip`: it is left out, as by a programmer who
+//! forgot it, or for `step.begin` only, `flip`: a bit of the trainer's weights is another one from then on, as in memory that
+//! fails. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file there, a line for each. Without these
+//! variables a hit is one look at an empty list.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -17,6 +19,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, raise};
@@ -132,6 +135,8 @@ points! {
     }
     /// Those of a trainer that are no calls of the store; they have the stage before only ([`pass`]).
     TRAINER {
+    /// A step begins: its weights lie in memory as the step before has left them.
+    STEP_BEGIN = "step.begin";
     /// A batch of samples is about to be read.
     DATA_BATCH = "data.batch";
     /// A micro-batch is about to be computed.
@@ -165,6 +170,14 @@ points! {
 /// The error of the fault.
 pub fn pass(point: FailPoint) -> io::Result<()> {
     Faults::from_env().hit(point, Stage::Before)
+}
+
+/// As [`pass`], where a bit of the state may be flipped: whether it is to be.
+///
+/// # Errors
+/// The error of the fault.
+pub fn flips(point: FailPoint) -> io::Result<bool> {
+    Faults::from_env().pass(point.0, Stage::Before.suffix()).map(|goes_on| !goes_on)
 }
 
 /// How far a call has come.
@@ -219,8 +232,12 @@ pub enum Action {
     Spin,
     /// The call fails with this error.
     Fail(Errno),
+    /// This thread is held up.
+    Wait(Duration),
     /// A sync reports success without having been made.
     Skip,
+    /// A bit of the state is flipped.
+    Flip,
 }
 
 impl FromStr for Action {
@@ -233,11 +250,12 @@ impl FromStr for Action {
             "hang" => Self::Hang,
             "spin" => Self::Spin,
             "skip" => Self::Skip,
+            "flip" => Self::Flip,
             "eio" => Self::Fail(Errno::EIO),
             "enospc" => Self::Fail(Errno::ENOSPC),
             "edquot" => Self::Fail(Errno::EDQUOT),
             "erofs" => Self::Fail(Errno::EROFS),
-            _ => return Err(()),
+            text => Self::Wait(Duration::from_millis(text.strip_prefix("wait").ok_or(())?.parse().map_err(|_| ())?)),
         })
     }
 }
@@ -262,14 +280,16 @@ impl FromStr for Rule {
                 nth => Some(nth.parse().ok().filter(|nth| *nth > 0)?),
             };
             let leaves_out_no_sync = action == Action::Skip && !place.contains(Synced::File.suffix());
-            if place.is_empty() || fields.next().is_some() || leaves_out_no_sync {
+            let flips_nothing = action == Action::Flip && place != FailPoint::STEP_BEGIN.0;
+            if place.is_empty() || fields.next().is_some() || leaves_out_no_sync || flips_nothing {
                 return None;
             }
             Some(Self { place: place.to_owned(), nth, action })
         };
         parse().ok_or_else(|| {
             format!(
-                "`{text}` is not `point:nth:exit|stop|hang|spin|eio|enospc|edquot|erofs` or `point.fsync[_dir]:nth:skip`"
+                "`{text}` is not `point:nth:exit|stop|hang|spin|wait<ms>|eio|enospc|edquot|erofs`, `point.fsync[_dir]:nth:skip` or \
+                 `step.begin:nth:flip`"
             )
         })
     }
@@ -382,7 +402,8 @@ fn act(action: Action) -> io::Result<bool> {
             std::hint::spin_loop();
         },
         Action::Fail(errno) => return Err(errno.into()),
-        Action::Skip => return Ok(false),
+        Action::Wait(time) => std::thread::sleep(time),
+        Action::Skip | Action::Flip => return Ok(false),
     }
     Ok(true)
 }
@@ -412,8 +433,18 @@ mod tests {
     }
 
     #[test]
+    fn a_bit_is_flipped_and_a_thread_held_up_where_they_are_asked_for() {
+        let faults = Faults::parse("step.begin:2:flip,load.state:1:wait20").unwrap();
+        assert!(faults.pass("step.begin", "").unwrap() && !faults.pass("step.begin", "").unwrap());
+        let started = std::time::Instant::now();
+        assert!(faults.pass("load.state", "").unwrap());
+        assert!(started.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
     fn malformed_faults_are_named() {
-        for text in ["x", "x:0:exit", "x:1:boom", ":1:exit", "x:1:exit:y", "commit.config:1:skip"] {
+        let skips = ["commit.config:1:skip", "save.report:1:flip"];
+        for text in ["x", "x:0:exit", "x:1:boom", "x:1:wait", ":1:exit", "x:1:exit:y"].into_iter().chain(skips) {
             assert!(Faults::parse(text).unwrap_err().contains(text));
         }
     }

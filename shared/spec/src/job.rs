@@ -384,6 +384,21 @@ pub struct FaultTolerance {
     pub on_nonfinite: OnNonfinite,
     /// When a run that makes no progress is taken for hung.
     pub hang: HangDetection,
+    /// At each save, compare what the ranks hold, and commit nothing on which they differ.
+    pub compare_replicas: bool,
+    /// What to do about a rank that holds the others up.
+    pub stragglers: Stragglers,
+}
+
+/// What to do about a rank whose steps take much longer than the others'.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stragglers {
+    /// Show and log it.
+    #[default]
+    Observe,
+    /// Save, and go on from there with a spare worker in its place, if there is one.
+    Evict,
 }
 
 /// `fault_tolerance.hang`: how long a rank may stay in a phase without progress. The deadline of a phase is the larger of its
@@ -457,7 +472,13 @@ impl Default for ClipGradNorm {
 
 impl Default for FaultTolerance {
     fn default() -> Self {
-        Self { max_restarts: 10, on_nonfinite: OnNonfinite::Stop, hang: HangDetection::default() }
+        Self {
+            max_restarts: 10,
+            on_nonfinite: OnNonfinite::Stop,
+            hang: HangDetection::default(),
+            compare_replicas: true,
+            stragglers: Stragglers::Observe,
+        }
     }
 }
 

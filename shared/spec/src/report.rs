@@ -152,6 +152,16 @@ pub enum SaveKind {
     Weights,
 }
 
+/// Digests of a rank's replica of the state at a save. Pieces of the state add up: the sum of all ranks' `written` is `held`,
+/// if each wrote what all hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaDigest {
+    /// Of all that the rank holds: equal on all ranks.
+    pub held: u128,
+    /// Of the share that it wrote; absent where that is not a copy of what it holds (weights that were rounded to bf16).
+    pub written: Option<u128>,
+}
+
 /// A rank's part of a checkpoint is durable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardReport {
@@ -177,6 +187,8 @@ pub struct ShardReport {
     pub stall_seconds: f64,
     /// From the snapshot's end until the rank's files were durable, seconds.
     pub write_seconds: f64,
+    /// What the rank's replica of the state was like; absent in the report of a trainer that does not say.
+    pub replica: Option<ReplicaDigest>,
 }
 
 /// Why a trainer ended by itself.

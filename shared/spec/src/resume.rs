@@ -104,6 +104,8 @@ pub const FIELDS: &[Field] = &[
     change("fault_tolerance.max_restarts", ""),
     change("fault_tolerance.on_nonfinite", ""),
     change("fault_tolerance.hang.*", ""),
+    change("fault_tolerance.compare_replicas", ""),
+    change("fault_tolerance.stragglers", ""),
     change("dist_env.timeout_minutes", ""),
     change("on_commit", ""),
     change("on_end", ""),

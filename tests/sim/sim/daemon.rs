@@ -246,7 +246,7 @@ impl World {
             if let Some(trainer) = &mut self.workers[worker].trainer {
                 trainer.step = Some(step);
             }
-            self.say(worker, Report::Step(v1::StepDone { step }));
+            self.say(worker, Report::Step(v1::StepDone { step, compute_seconds: 0.0 }));
             if rank == 0 {
                 self.spool(worker, training::row(step));
             }

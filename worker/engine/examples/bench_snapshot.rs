@@ -3,7 +3,8 @@
 //!     bench_snapshot [--bytes N] [--rounds R] [--threads T] [--dir D]
 //!
 //! One rank holds a GPT-2 with AdamW's moments of about N bytes in all (default 1 GiB) and saves it R times with
-//! `Saver::save`, each time after the save before is durable. The copy has as many threads as the snapshot. The last line on
+//! `Saver::save`, each time after the save before is durable. The digest of what the rank holds runs beside the next step; it is
+//! timed too, with the write beside it. The copy has as many threads as the snapshot. The last line on
 //! standard output is a JSON object; the first round warms up and is not in it.
 
 #![allow(
@@ -45,7 +46,7 @@ struct Reports(Mutex<Vec<ShardReport>>);
 impl Link for Reports {
     fn phase(&self, _: Phase, _: Step) {}
     fn formed(&self) {}
-    fn step_done(&self, _: Step) {}
+    fn step_done(&self, _: Step, _: Duration) {}
     fn train_row(&self, _: TrainRow) {}
     fn validation_row(&self, _: ValidationRow) {}
     fn save_begins(&self) {}
@@ -151,27 +152,33 @@ fn main() {
     let total = params.entries().iter().map(|entry| entry.numel().unsigned_abs()).sum::<u64>() * BYTES_PER_PARAMETER;
     let source = vec![1_u8; total as usize];
     let mut target = vec![2_u8; total as usize];
-    let (mut snapshots, mut copies) = (Vec::new(), Vec::new());
+    let (mut snapshots, mut copies, mut digests) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=rounds {
         let trainer = TrainerState { step: round, epoch: 0, updates: 0, consumed_samples: 0, next_lr: 0.0 };
         let meta = Meta { trainer, train_loss: 0.0, val_losses: BTreeMap::new(), corpora: BTreeMap::new() };
         let state = State { params: &params, optimizer: &optimizer };
         saver.save(SaveKind::Full, SaveReason::Every, state, meta, &world).unwrap();
+        // What the update would wait for if no forward and backward came before it.
+        let started = Instant::now();
+        saver.before_update();
+        let digest = started.elapsed().as_secs_f64();
         saver.finish().unwrap();
         let report = reports.0.lock().unwrap().pop().unwrap();
         let copy = time_copy(&mut target, &source, threads as usize);
         eprintln!(
-            "round {round}: stall {:.4} s, copy {copy:.4} s, write {:.2} s",
+            "round {round}: stall {:.4} s, copy {copy:.4} s, digest {digest:.4} s, write {:.2} s",
             report.stall_seconds, report.write_seconds
         );
         if round > 0 {
             snapshots.push(report.stall_seconds);
             copies.push(copy);
+            digests.push(digest);
         }
         std::fs::remove_dir_all(scratch.path().join(report.checkpoint)).unwrap();
     }
     let figures = serde_json::json!({
         "bytes": total, "threads": threads, "snapshot_seconds": snapshots, "memcpy_seconds": copies,
+        "digest_seconds": digests,
     });
     println!("{figures}");
 }

@@ -1,6 +1,7 @@
 //! What a rank is told ([`TrainJob`]), what it reports and asks ([`Link`]), and how it ends ([`Finished`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use trainctl_collective::KeyValue;
 use trainctl_spec::job::JobSpec;
@@ -75,8 +76,8 @@ pub trait Link: Send + Sync {
     fn phase(&self, phase: Phase, step: Step);
     /// All process groups are made and proved by one collective; the rendezvous store may be sealed.
     fn formed(&self);
-    /// A step is done (every rank).
-    fn step_done(&self, step: Step);
+    /// A step is done (every rank). `compute` is the time of it in which the rank did not wait for others.
+    fn step_done(&self, step: Step, compute: Duration);
     /// The row of a step (rank 0 only).
     fn train_row(&self, row: TrainRow);
     /// The row of an evaluation (rank 0 only).

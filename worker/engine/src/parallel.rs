@@ -2,7 +2,9 @@
 //!
 //! Every rank calls every function here in the same order with the same shapes, whether or not it had a micro-batch (D2).
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tch::{Device, Tensor};
 use trainctl_collective::{ProcessGroup, ReduceOp, Work};
@@ -18,6 +20,7 @@ pub struct World {
     group: ProcessGroup,
     device: Device,
     pulse: Arc<Pulse>,
+    waited: Cell<Duration>,
 }
 
 /// The in-band vector of a step, summed over ranks: whoever heard a request, all act on it at the same step.
@@ -37,7 +40,7 @@ impl World {
     /// Takes the group and proves it by one collective, so that all connections exist before the store is sealed. `pulse` counts
     /// this and every later one.
     pub fn new(group: ProcessGroup, device: Device, size: u32, step: Step, pulse: Arc<Pulse>) -> Result<Self, Error> {
-        let world = Self { group, device, pulse };
+        let world = Self { group, device, pulse, waited: Cell::default() };
         let ones = world.sum(&[1i64], Collective::First, step)?;
         if ones != [i64::from(size)] {
             return Err(Error::Internal(format!("the process group counts {ones:?} ranks where {size} belong")));
@@ -68,9 +71,22 @@ impl World {
         let tensor = Tensor::f_from_slice(values)?.f_to(self.device)?;
         let fail = |source| Error::Collective { what: what.to_string(), step, source };
         self.pulse.enter(what);
-        self.group.all_reduce(&tensor, ReduceOp::Sum).map_err(fail)?.wait().map_err(fail)?;
+        self.timed(|| self.group.all_reduce(&tensor, ReduceOp::Sum)?.wait()).map_err(fail)?;
         self.pulse.leave();
         Ok(Vec::<T>::try_from(tensor.f_to(Device::Cpu)?)?)
+    }
+
+    /// How long this rank has waited for collectives so far. What is left of a step's time is its own: a rank that is slow waits
+    /// for nobody, and the others for it.
+    pub fn waited(&self) -> Duration {
+        self.waited.get()
+    }
+
+    fn timed<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = wait();
+        self.waited.set(self.waited.get() + started.elapsed());
+        result
     }
 
     /// Starts the reduction of gradients; see [`Reducer`].
@@ -103,7 +119,7 @@ impl Reducer<'_> {
     /// Waits until every block's sum is there.
     pub fn finish(mut self) -> Result<(), Error> {
         for (block, work) in std::mem::take(&mut self.works) {
-            work.wait().map_err(|source| self.fail(block, source))?;
+            self.world.timed(|| work.wait()).map_err(|source| self.fail(block, source))?;
             self.world.pulse.leave();
         }
         Ok(())

@@ -174,6 +174,15 @@ impl Parameters {
         self.values.first().is_some_and(|value| value.kind() != Kind::Float)
     }
 
+    /// Does what failing memory does, for tests: another top bit of one weight's mantissa.
+    pub(crate) fn flip_a_bit(&mut self) -> Result<(), Error> {
+        let middle = self.masters.len() / 2;
+        let bytes = trainctl_collective::bytes_mut(&mut self.masters[middle]).map_err(Error::Shim)?;
+        let element = bytes.len() / 8 * 4;
+        bytes[element + 2] ^= 0x40;
+        Ok(())
+    }
+
     /// Sets every gradient to zero.
     pub fn zero_grads(&mut self) -> Result<(), Error> {
         for bucket in &mut self.buckets {

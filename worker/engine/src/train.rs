@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trainctl_dataset::{CorpusCounts, batch};
 use trainctl_spec::job::JobSpec;
@@ -15,6 +15,7 @@ use trainctl_spec::lr;
 use trainctl_spec::report::{Phase, SaveKind, TrainRow, ValidationRow};
 use trainctl_spec::start::DataPhase;
 use trainctl_spec::{Generation, Step};
+use trainctl_store::fault::{self, FailPoint};
 
 use crate::checkpoint::{Meta, Saver, State, TrainerState};
 use crate::data::Source;
@@ -74,11 +75,13 @@ pub(crate) struct Run {
     pub(crate) saver: Saver,
 }
 
-/// What a step leaves behind, equal on every rank.
+/// What a step leaves behind, equal on every rank where it does not say otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StepDone {
     pub(crate) loss: f64,
     pub(crate) asked: Asked,
+    /// Time in which this rank did not wait for others: not equal.
+    pub(crate) compute: Duration,
 }
 
 impl Run {
@@ -90,7 +93,7 @@ impl Run {
             link.phase(Phase::Stepping, step);
             let done = self.step(step, link.requests())?;
             last_loss = Some(done.loss);
-            link.step_done(step);
+            link.step_done(step, done.compute);
             let after = self.schedule.after(step, done.asked);
             let val_losses = if after.validate { self.validate(step)? } else { BTreeMap::new() };
             for (kind, reason) in after.saves() {
@@ -106,7 +109,15 @@ impl Run {
 
     /// One optimizer step.
     fn step(&mut self, step: Step, requests: Requests) -> Result<StepDone, Error> {
-        let started = Instant::now();
+        let (started, waited) = (Instant::now(), self.world.waited());
+        let state = |error: std::io::Error| Error::Data {
+            what: format!("the state of step {}", step.0),
+            source: Box::new(error),
+        };
+        if fault::flips(FailPoint::STEP_BEGIN).map_err(state)? {
+            self.saver.before_update();
+            self.params.flip_a_bit()?;
+        }
         let ids = self.step_ids(step);
         let cut = batch::micro_batches(ids.clone(), self.share.local_batch_size);
         let mine = &cut[batch::assign(cut.len(), self.share.rank, self.share.size)];
@@ -146,7 +157,8 @@ impl Run {
         let grad_norm = optim::grad_norm(&self.params)?;
         self.update(step, loss, grad_norm)?;
         self.report(step, loss, grad_norm, counts.tokens.cast_unsigned(), started);
-        Ok(StepDone { loss, asked: Asked { stop: counts.stop, save: counts.save } })
+        let compute = started.elapsed().saturating_sub(self.world.waited().saturating_sub(waited));
+        Ok(StepDone { loss, asked: Asked { stop: counts.stop, save: counts.save }, compute })
     }
 
     /// Clips and updates, or does what `on_nonfinite` says.
@@ -154,6 +166,7 @@ impl Run {
         match optim::verdict(loss, grad_norm, self.spec.fault_tolerance.on_nonfinite) {
             Verdict::Update => {
                 optim::clip(&mut self.params, grad_norm, self.spec.clip_grad_norm.max_norm)?;
+                self.saver.before_update();
                 self.optimizer.step(&mut self.params, self.updates, self.lr.at(step))?;
                 self.updates += 1;
                 Ok(())

@@ -1,6 +1,7 @@
 //! Whole runs over real processes: rows, validation, stops, resumes, world sizes.
 //!
-//! Coverage: D2, D3 `world_sizes_agree_on_losses_and_gradients`; P4 `a_resumed_run_equals_the_unbroken_one_bit_for_bit`; C2
+//! Coverage: D2, D3 `world_sizes_agree_on_losses_and_gradients`; P4 `a_resumed_run_equals_the_unbroken_one_bit_for_bit` and
+//! `p4_replicas_are_equal_bit_for_bit_at_every_save_and_a_flipped_bit_is_told`; C2
 //! (shard names) and C8 `a_checkpoint_loads_at_another_world_size`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
@@ -10,11 +11,11 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use support::runs::{assert_relative, commit, losses, spec, state_hash, tensors};
+use support::runs::{assert_relative, commit, losses, reports, spec, state_hash, tensors};
 use support::world::{Case, Told};
 use support::{assert_close, config};
 use trainctl_spec::job::Precision;
-use trainctl_spec::report::{FinishCause, Phase};
+use trainctl_spec::report::{FinishCause, Phase, SaveKind};
 use trainctl_spec::start::{DataPhase, Keep};
 use trainctl_spec::{JobSpec, lr};
 
@@ -217,6 +218,51 @@ fn requests_heard_by_one_rank_act_on_all_at_the_same_step() {
         assert_eq!(saved, [1, 3, 5]);
     }
     commit(&spec, &told, 5);
+}
+
+#[test]
+fn p4_replicas_are_equal_bit_for_bit_at_every_save_and_a_flipped_bit_is_told() {
+    for (world_size, precision) in
+        [(2, Precision::Fp32), (3, Precision::Fp32), (3, Precision::Bf16), (4, Precision::Fp32)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        // Four micro-batches: of three ranks one has two, of four each has one. Saves after each step, and of weights alone.
+        let mut spec = JobSpec { precision, ..spec(dir.path(), 0.1, 5) };
+        spec.step_scheduler.ckpt_every_steps = 1;
+        spec.checkpoint.weights_every_steps = Some(2);
+        let replicas = |told: &[Told], kind, step| -> Vec<(u128, Option<u128>)> {
+            reports(told, kind, step).iter().map(|report| report.replica.unwrap()).collect()
+        };
+        let told = Case::new(spec.clone(), world_size).run();
+        let mut seen = std::collections::BTreeSet::new();
+        for step in 0..5 {
+            let replicas = replicas(&told, SaveKind::Full, step);
+            assert_eq!(replicas.len(), world_size as usize, "step {step}");
+            assert!(replicas.iter().all(|(held, _)| *held == replicas[0].0), "step {step}: {replicas:?}");
+            let written = replicas.iter().fold(0, |sum: u128, (_, written)| sum.wrapping_add(written.unwrap()));
+            assert_eq!(written, replicas[0].0, "step {step}: what was written is what they hold");
+            assert!(seen.insert(written), "step {step}: the state has changed");
+        }
+        let of_weights = replicas(&told, SaveKind::Weights, 3);
+        assert_eq!(of_weights, vec![(replicas(&told, SaveKind::Full, 3)[0].0, None); world_size as usize]);
+
+        let fault = "step.begin:3:flip".to_owned();
+        let told = Case { fault, faulty: Some(1), generation: 2, ..Case::new(spec, world_size) }.run();
+        for step in 0..5 {
+            let held: Vec<u128> = replicas(&told, SaveKind::Full, step).into_iter().map(|(held, _)| held).collect();
+            let others = (0..held.len()).filter(|rank| *rank != 1).all(|rank| held[rank] == held[0]);
+            assert!(others && (held[1] != held[0]) == (step >= 2), "step {step}: {held:x?}");
+        }
+    }
+}
+
+#[test]
+fn where_replicas_are_not_compared_no_rank_says_what_it_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut spec = spec(dir.path(), 0.0, 4);
+    spec.fault_tolerance.compare_replicas = false;
+    let told = Case::new(spec, 1).run();
+    assert_eq!(told[0].reports[0].replica, None);
 }
 
 #[test]

@@ -113,8 +113,8 @@ impl EngineLink for Reporter {
         self.report(Report::Formed(v1::Formed {}));
     }
 
-    fn step_done(&self, step: Step) {
-        self.report(Report::Step(StepDone { step: step.0 }));
+    fn step_done(&self, step: Step, compute: Duration) {
+        self.report(Report::Step(StepDone { step: step.0, compute_seconds: compute.as_secs_f64() }));
     }
 
     fn train_row(&self, row: TrainRow) {

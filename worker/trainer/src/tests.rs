@@ -126,7 +126,7 @@ fn reports_arrive_in_order_and_a_full_disk_is_waited_for() {
     reporter.phase(Phase::Stepping, Step(0));
     for step in 0..200 {
         reporter.train_row(row(step));
-        reporter.step_done(Step(step));
+        reporter.step_done(Step(step), Duration::from_millis(250));
     }
     let finished = Finished { cause: FinishCause::Complete, next_step: Step(200), last_loss: Some(2.5) };
     reporter.finish(&finished).unwrap();
@@ -145,10 +145,10 @@ fn reports_arrive_in_order_and_a_full_disk_is_waited_for() {
 fn a_lost_worker_is_a_lost_peer() {
     let mut pair = pair();
     let reporter = Reporter::start(&pair.link, pair.requests.clone());
-    reporter.step_done(Step(0));
+    reporter.step_done(Step(0), Duration::from_millis(250));
     reporter.flush().unwrap();
     pair.server.take().unwrap().shutdown_timeout(Duration::from_millis(100));
-    reporter.step_done(Step(1));
+    reporter.step_done(Step(1), Duration::from_millis(250));
     let ending = reporter.flush().unwrap_err();
     assert_eq!(ending, Ending::peer_lost(ending.message().to_owned()));
     assert!(ending.message().contains("the worker does not take reports"), "{ending:?}");
@@ -174,7 +174,7 @@ fn what_still_runs_after_a_failure_is_waited_for() {
     let saving: Arc<dyn trainctl_engine::Link> = reporter.clone();
     let save = std::thread::spawn(move || {
         wait.recv().unwrap();
-        saving.step_done(Step(7));
+        saving.step_done(Step(7), Duration::from_millis(250));
     });
     let closing = std::thread::spawn(move || reporter.close());
     go.send(()).unwrap();

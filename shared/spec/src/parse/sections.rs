@@ -9,8 +9,8 @@ use crate::fault::Origin;
 use crate::job::{
     Checkpoint, ClipGradNorm, Dataset, DecayRule, Device, DistEnv, Distributed, FaultTolerance, HangDetection, JobSpec,
     LossFn, LrDecayStyle, LrScheduler, Model, ModelConfigSource, ModelInit, OnNonfinite, Optimizer, OptimizerName,
-    Precision, Resources, SaveConsolidated, StepScheduler, Strategy, ValidationDataset, WeightedPath, WhenBusy,
-    defaults,
+    Precision, Resources, SaveConsolidated, StepScheduler, Stragglers, Strategy, ValidationDataset, WeightedPath,
+    WhenBusy, defaults,
 };
 
 /// The section that holds the default validation set; `validation_dataset_<name>` hold others.
@@ -404,10 +404,13 @@ fn fault_tolerance(top: &mut Section<'_, '_>) -> FaultTolerance {
     let mut section = section(top, "fault_tolerance");
     let default = FaultTolerance::default();
     let choices = [("stop", OnNonfinite::Stop), ("skip_step", OnNonfinite::SkipStep)];
+    let stragglers = [("observe", Stragglers::Observe), ("evict", Stragglers::Evict)];
     let fault_tolerance = FaultTolerance {
         max_restarts: section.get("max_restarts", whole(0, u32::MAX)).unwrap_or(default.max_restarts),
         on_nonfinite: section.get("on_nonfinite", choice(&choices)).unwrap_or(default.on_nonfinite),
         hang: hang_detection(&mut section),
+        compare_replicas: section.get("compare_replicas", boolean).unwrap_or(default.compare_replicas),
+        stragglers: section.get("stragglers", choice(&stragglers)).unwrap_or(default.stragglers),
     };
     section.finish(&[]);
     fault_tolerance

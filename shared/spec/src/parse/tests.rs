@@ -55,6 +55,8 @@ fault_tolerance:
     step_seconds: 60
     validate_seconds: 1800
     save_seconds: 1800
+  compare_replicas: true
+  stragglers: observe
 dist_env: {timeout_minutes: 30}
 on_commit: evaluate "$TRAINCTL_CHECKPOINT"
 on_end: "mail -s ended me@example.org"

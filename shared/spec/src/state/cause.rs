@@ -90,6 +90,24 @@ pub enum Cause {
         /// The failure.
         last: Box<Cause>,
     },
+    /// Replicas of the state differ: silent corruption.
+    Corrupt {
+        /// Zero-based step whose save showed it.
+        step: u64,
+        /// Replicas that were compared.
+        replicas: u32,
+        /// Who holds another state than the majority; without a majority, everybody.
+        suspects: Vec<Suspect>,
+        /// A majority agrees; otherwise any of the suspects may be the one.
+        named: bool,
+    },
+    /// A rank holds the others up and is moved to a spare worker (`fault_tolerance.stragglers: evict`).
+    Straggler {
+        /// Who.
+        suspect: Suspect,
+        /// Its time per step over the others'.
+        slower: f64,
+    },
     /// Another term holds the run directory (J2).
     Superseded {
         /// That term.
@@ -100,6 +118,23 @@ pub enum Cause {
         /// What is known.
         message: String,
     },
+}
+
+/// A rank and where it ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspect {
+    /// Rank.
+    pub rank: Rank,
+    /// Its worker.
+    pub worker: String,
+    /// The worker's host.
+    pub host: String,
+}
+
+impl fmt::Display for Suspect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} (worker {} on {})", self.rank, self.worker, self.host)
+    }
 }
 
 /// How the loss of a worker was noticed.
@@ -117,7 +152,7 @@ pub enum WhyLost {
 }
 
 impl Cause {
-    /// J5: from outside, hence never deterministic.
+    /// J5: from outside, hence never deterministic, but for replicas that differ once more at the same step.
     #[must_use]
     pub fn is_external(&self) -> bool {
         match self {
@@ -127,6 +162,8 @@ impl Cause {
             | Self::Abandoned { .. }
             | Self::Preempted
             | Self::TimeLimit
+            | Self::Corrupt { .. }
+            | Self::Straggler { .. }
             | Self::Superseded { .. } => true,
             Self::Hung { .. }
             | Self::FormingFailed { .. }
@@ -148,6 +185,7 @@ impl Cause {
                 | Self::Abandoned { .. }
                 | Self::Preempted
                 | Self::TimeLimit
+                | Self::Straggler { .. }
                 | Self::Superseded { .. }
         );
         !free && !self.is_store_away()
@@ -159,7 +197,8 @@ impl Cause {
         matches!(self, Self::Rank { failure } if failure.class == ExitClass::StoreAway)
     }
 
-    /// The fingerprint that J5 counts, for internal causes.
+    /// The fingerprint that J5 counts, for internal causes. Failing hardware is external, but what makes replicas differ at the
+    /// same step again, although others carry the ranks where there are others, is the program or the kind of the machines.
     #[must_use]
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         match self {
@@ -169,6 +208,7 @@ impl Cause {
             Self::Checkpoint { message, .. } => Some(plain("checkpoint", message)),
             Self::Storage { message } => Some(plain("storage", message)),
             Self::Unknown { message } => Some(plain("unknown", message)),
+            Self::Corrupt { .. } => Some(Fingerprint("replicas differ".to_owned())),
             _ => None,
         }
     }
@@ -188,6 +228,11 @@ impl Cause {
         match self.first() {
             Self::Rank { failure } => Some(failure.rank),
             Self::WorkerLost { rank, .. } | Self::Hung { rank, .. } => *rank,
+            Self::Straggler { suspect, .. } => Some(suspect.rank),
+            Self::Corrupt { suspects, named: true, .. } => match &suspects[..] {
+                [suspect] => Some(suspect.rank),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -211,9 +256,28 @@ impl Cause {
             Self::WaitingForWorkers { .. } => "start workers, or resume with a smaller resources.workers",
             Self::Checkpoint { .. } => "`trainctl checkpoints verify`, then resume from an older one",
             Self::Storage { .. } => "free space or repair the file system, then `trainctl resume --from LATEST`",
+            Self::Corrupt { .. } => {
+                "test memory and devices of what is named before it is used again (memtester; on GPUs nvidia-smi -q -d ECC and \
+                 dcgmi diag -r 3). If replicas differ at the same step again, compare the hosts' processors and libraries: \
+                 replicas are equal only where these are; fault_tolerance.compare_replicas: false does without"
+            }
+            Self::Straggler { .. } => {
+                "look at its host: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes, a slow file system"
+            }
             Self::Superseded { .. } => "talk to the coordinator that holds the run directory now",
             _ => "",
         }
+    }
+}
+
+/// So many suspects are written out.
+const LISTED: usize = 8;
+
+fn listed(suspects: &[Suspect]) -> String {
+    let names: Vec<String> = suspects.iter().take(LISTED).map(ToString::to_string).collect();
+    match suspects.len().saturating_sub(LISTED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
     }
 }
 
@@ -266,6 +330,26 @@ impl fmt::Display for Cause {
                 write!(f, "fault_tolerance.max_restarts = {max_restarts} is spent; last: {last}")
             }
             Self::Deterministic { step, last, .. } => write!(f, "failed twice in the same way at step {step}: {last}"),
+            Self::Corrupt { step, replicas, suspects, named } => {
+                let who = listed(suspects);
+                if *named {
+                    let others = replicas.saturating_sub(suspects.len() as u32);
+                    let verb = if suspects.len() == 1 { "holds" } else { "hold" };
+                    write!(
+                        f,
+                        "{who} {verb} another state than the {others} other replicas after step {step}: silent corruption"
+                    )
+                } else {
+                    let why = "no majority says which is right";
+                    write!(
+                        f,
+                        "the {replicas} replicas differ after step {step} and {why}: silent corruption at one of {who}"
+                    )
+                }
+            }
+            Self::Straggler { suspect, slower } => {
+                write!(f, "{suspect} takes {slower:.2} times as long for a step as the others: it is moved to a spare")
+            }
             Self::Superseded { term } => write!(f, "term {term} holds the run directory"),
             Self::Unknown { message } => write!(f, "unknown cause: {message}"),
         }

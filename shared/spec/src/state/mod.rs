@@ -14,7 +14,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::cause::{Cause, WhyLost};
+pub use self::cause::{Cause, Suspect, WhyLost};
 pub use self::exit::{ExitClass, Fingerprint, ProcessExit, RankFailure};
 use crate::ids::{Generation, Step};
 

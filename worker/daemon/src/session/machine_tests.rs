@@ -345,7 +345,7 @@ fn hello_and_heartbeat_carry_phase_and_step() {
     let mut machine = running();
     let said = |report| Event::Said(RankReport { fence: Some(fence(7, 5)), rank: 1, report: Some(report) });
     machine.on(NOW, said(Report::Phase(PhaseChanged { phase: Phase::Stepping.into() })));
-    machine.on(NOW, said(Report::Step(StepDone { step: 41 })));
+    machine.on(NOW, said(Report::Step(StepDone { step: 41, compute_seconds: 0.5 })));
     let hello = machine.running().unwrap();
     assert_eq!((hello.pid, hello.start_time, hello.step), (10, 20, Some(41)));
     assert_eq!(hello.phase(), Phase::Stepping);

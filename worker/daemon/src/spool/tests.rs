@@ -239,5 +239,5 @@ fn what_ends_or_commits_is_synced_and_rows_are_not() {
     assert!(!must_sync(&row(0)) && is_spooled(&row(0)));
     assert!(is_spooled(&of(Report::SaveFailed(SaveFailed::default()))));
     assert!(is_spooled(&of(Report::SaveSkipped(SaveSkipped::default()))));
-    assert!(!is_spooled(&of(Report::Step(trainctl_proto::v1::StepDone { step: 1 }))));
+    assert!(!is_spooled(&of(Report::Step(trainctl_proto::v1::StepDone { step: 1, compute_seconds: 0.0 }))));
 }

@@ -67,7 +67,7 @@ pub async fn main() {
             report(&mut link, Report::Phase(PhaseChanged { phase: Phase::Stepping.into() })).await;
             for step in 0.. {
                 report(&mut link, row(step)).await;
-                report(&mut link, Report::Step(StepDone { step })).await;
+                report(&mut link, Report::Step(StepDone { step, compute_seconds: 0.0 })).await;
                 std::fs::write(place.join("step"), format!("{step}\n")).unwrap();
                 let control = tokio::time::timeout(Duration::from_millis(2), controls.next()).await;
                 if let Ok(Some(Ok(control))) = control

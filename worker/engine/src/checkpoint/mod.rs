@@ -6,6 +6,7 @@
 
 mod deal;
 mod decide;
+mod digest;
 mod earlier;
 mod load;
 mod pretrained;

@@ -6,6 +6,7 @@
 //! - Whether a save is made is decided on counts that are summed over ranks ([`super::decide`]).
 //! - A write that fails is reported by its thread, at once, and the run goes on on the last commit. Only the run's last full save
 //!   must succeed: its thread holds the snapshot and tries again ([`super::retry`]).
+//! - With each save every rank says what it holds ([`super::digest`]), so that replicas that differ are no commit.
 //! - What can never be committed, and what retention would drop, goes before the next save is written ([`super::earlier`]).
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use trainctl_store::space::free_bytes;
 
 use super::deal::{self, Piece};
 use super::decide::{self, Decision, Obstacles};
+use super::digest::Digest;
 use super::earlier::{Earlier, Leaving};
 use super::retry::Failures;
 use super::snapshot::{Buffer, Plan, State};
@@ -52,6 +54,10 @@ pub struct Saver {
     weights: Option<Lane>,
     /// How the newest full save that has ended went.
     newest: Result<(), Error>,
+    /// Whether replicas are compared.
+    compares: bool,
+    /// The digest of the state after the newest step that was saved.
+    digest: Option<(Step, Digest)>,
 }
 
 /// The saves of one kind.
@@ -103,6 +109,8 @@ impl Saver {
             full: lane(SaveKind::Full, place, earlier)?,
             weights: weights.transpose()?,
             newest: Ok(()),
+            compares: job.spec.fault_tolerance.compare_replicas,
+            digest: None,
         })
     }
 
@@ -160,26 +168,49 @@ impl Saver {
                 return Ok(());
             }
         };
+        let plan = Arc::clone(&lane.plan);
+        let share = lane.share.clone();
         let write = Write {
-            share: lane.share.clone(),
+            share,
             name,
             meta,
             threads: NonZeroUsize::new(threads.min(WRITERS) as usize).unwrap_or(NonZeroUsize::MIN),
             stall: started.elapsed(),
             link,
+            digest: self.compares.then(|| self.digest_of(step, state)),
             written: BTreeMap::new(),
         };
-        let plan = Arc::clone(&lane.plan);
         let thread = thread::Builder::new().name("save".to_owned()).spawn(move || {
             make_room(&write.share, &leaving, write.link.as_ref());
             let result = write_out(write, &plan, &buffer, must_succeed);
             (buffer, result)
         });
+        let Some(lane) = self.lane_mut(kind) else { return Ok(()) };
         match thread {
             Ok(thread) => lane.state = LaneState::Writing(name, thread),
             Err(error) => self.failed(kind, name, format!("start a thread: {error}")),
         }
         Ok(())
+    }
+
+    /// The state is about to change: waits until its digest is taken. A digest that failed has failed its save.
+    pub fn before_update(&mut self) {
+        if let Some((_, digest)) = self.digest.take() {
+            drop(digest.wait());
+        }
+    }
+
+    /// Both kinds of save of one step share it.
+    fn digest_of(&mut self, step: Step, state: State<'_>) -> Digest {
+        if let Some((of, digest)) = &self.digest
+            && *of == step
+        {
+            return digest.clone();
+        }
+        self.before_update();
+        let digest = Digest::begin(state);
+        self.digest = Some((step, digest.clone()));
+        digest
     }
 
     /// Waits for the run's last saves; the failure of the last full one is the run's.
@@ -352,6 +383,13 @@ impl Lane {
                 Err(Error::Internal(format!("a {:?} save while one is written", self.share.kind)))
             }
         }
+    }
+}
+
+impl Drop for Saver {
+    /// As for a lane's thread.
+    fn drop(&mut self) {
+        self.before_update();
     }
 }
 

@@ -12,10 +12,10 @@ use tch::{Device, Kind, Tensor};
 use trainctl_spec::report::SaveKind;
 use trainctl_store::layout::Section;
 use trainctl_store::shard::{Slice, TensorView};
-use trainctl_store::state_hash::{element_bytes, elements};
+use trainctl_store::state_hash::{BLOCK_ELEMENTS, element_bytes, elements};
 
 use super::deal::{Piece, row_elements};
-use super::{EXP_AVG, EXP_AVG_SQ, MASTER, dtype};
+use super::{EXP_AVG, EXP_AVG_SQ, MASTER, digest, dtype};
 use crate::Error;
 use crate::optim::AdamW;
 use crate::params::Parameters;
@@ -35,6 +35,16 @@ pub struct State<'a> {
     pub optimizer: &'a AdamW,
 }
 
+impl<'a> State<'a> {
+    /// All tensors of a full save, whole, each with a number of its own.
+    pub(super) fn tensors(self) -> impl Iterator<Item = (u64, &'a Tensor)> {
+        let masters = self.params.has_masters().then_some(Source::Master);
+        let sources = [Source::Value, Source::ExpAvg, Source::ExpAvgSq].into_iter().chain(masters);
+        let entries = 0..self.params.entries().len();
+        sources.flat_map(move |source| entries.clone().map(move |entry| (source.place(entry), source.of(self, entry))))
+    }
+}
+
 /// Which tensor of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
@@ -45,6 +55,11 @@ enum Source {
 }
 
 impl Source {
+    /// The tensor's number, the same on every rank.
+    fn place(self, entry: usize) -> u64 {
+        (self as u64) << 56 | entry as u64
+    }
+
     fn of(self, state: State<'_>, entry: usize) -> &Tensor {
         match self {
             Self::Value => &state.params.values()[entry],
@@ -154,6 +169,18 @@ impl Plan {
     /// Bytes of its tensors.
     pub fn bytes(&self) -> u64 {
         self.items.iter().map(Item::bytes).sum()
+    }
+
+    /// The digest of what a filled buffer holds, a part of the sum that [`digest`] takes of the state; `None` where the buffer
+    /// holds no copies but conversions.
+    pub(super) fn digest(&self, kind: SaveKind, buffer: &[u8]) -> Option<u128> {
+        let digest = |item: &Item| {
+            let row: u64 = item.whole.iter().skip(1).product();
+            let size = element_bytes(item.dtype).unwrap_or(1);
+            let first = item.piece.rows.start * row / BLOCK_ELEMENTS;
+            digest::piece(item.source.place(item.piece.entry), first, size, &buffer[item.range.clone()])
+        };
+        (kind == SaveKind::Full).then(|| self.items.iter().map(digest).fold(0, u128::wrapping_add))
     }
 
     /// A buffer whose pages exist: the first save must not pay for them. Page-locked when the state is on a GPU.

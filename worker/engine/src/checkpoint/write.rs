@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use trainctl_spec::report::{SaveKind, ShardFile, ShardReport};
+use trainctl_spec::report::{ReplicaDigest, SaveKind, ShardFile, ShardReport};
 use trainctl_spec::{Generation, Rank};
 use trainctl_store::Location;
 use trainctl_store::fault::{self, FailPoint};
@@ -15,6 +15,7 @@ use trainctl_store::io::Files;
 use trainctl_store::layout::{CheckpointName, Section, ShardName, trainer_state};
 use trainctl_store::shard::{ShardWriter, TensorView, Written};
 
+use super::digest::Digest;
 use super::snapshot::{Buffer, Item, Plan};
 use crate::job::Link;
 
@@ -82,6 +83,8 @@ pub(super) struct Write {
     /// How long training stood still.
     pub(super) stall: Duration,
     pub(super) link: Arc<dyn Link>,
+    /// Of all that this rank holds, where replicas are compared.
+    pub(super) digest: Option<Digest>,
     /// Shards that are durable: an attempt goes on where the one before it failed.
     pub(super) written: BTreeMap<Section, Written>,
 }
@@ -142,6 +145,9 @@ impl Write {
             write_ms = written.as_millis(),
             "shards are durable"
         );
+        let held = self.digest.as_ref().map(Digest::wait).transpose();
+        let held = held.map_err(|why| Failure { why: format!("digest of the state: {why}"), may_pass: false })?;
+        let replica = held.map(|held| ReplicaDigest { held, written: plan.digest(self.share.kind, bytes) });
         let passed = fault::pass(FailPoint::SAVE_REPORT);
         passed.map_err(|e| Failure { why: format!("report: {e}"), may_pass: true })?;
         let is_first = self.share.rank.0 == 0;
@@ -165,6 +171,7 @@ impl Write {
             corpora: if is_first { corpora } else { BTreeMap::new() },
             stall_seconds: self.stall.as_secs_f64(),
             write_seconds: written.as_secs_f64(),
+            replica,
         });
         to_read_ahead.into_iter().for_each(|files| read_ahead(&writer, files));
         Ok(())

@@ -45,8 +45,9 @@ pub struct Case {
     pub failure_awaited: Option<(u64, u64)>,
     /// What is taken of `start_from`.
     pub keep: Keep,
-    /// `TRAINCTL_FAULT` of every rank.
+    /// `TRAINCTL_FAULT` of every rank, or of one.
     pub fault: String,
+    pub faulty: Option<u32>,
     /// Where `start_from` is, if not where the run's own checkpoints are.
     pub start_store: String,
     pub store: Option<SocketAddr>,
@@ -89,6 +90,8 @@ pub struct Report {
     pub train_loss: Option<f64>,
     pub val_losses: BTreeMap<String, f64>,
     pub corpora: BTreeMap<String, u64>,
+    /// Held and written.
+    pub replica: Option<(u128, Option<u128>)>,
 }
 
 impl Report {
@@ -122,6 +125,7 @@ impl Case {
             failure_awaited: None,
             keep: Keep::ALL,
             fault: String::new(),
+            faulty: None,
             start_store: String::new(),
             store: None,
             out: None,
@@ -140,7 +144,10 @@ impl Case {
                     .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
                     .env(CASE, &json)
                     .env(VERIFY_ENV, "1")
-                    .env(trainctl_store::fault::ENV, &self.fault)
+                    .env(
+                        trainctl_store::fault::ENV,
+                        if self.faulty.is_none_or(|of| of == rank) { &self.fault } else { "" },
+                    )
                     .env(RANK, rank.to_string())
                     .stdout(Stdio::piped())
                     .stderr(Stdio::piped())
@@ -232,7 +239,8 @@ impl Link for Recorder {
         self.told.lock().unwrap().formed += 1;
     }
 
-    fn step_done(&self, step: Step) {
+    fn step_done(&self, step: Step, compute: Duration) {
+        assert!(compute > Duration::ZERO, "step {step:?}");
         let mut told = self.told.lock().unwrap();
         if let Some((save, _)) = self.failure_awaited.filter(|(_, until)| *until == step.0) {
             let is_reported =
@@ -278,14 +286,26 @@ impl Link for Recorder {
             train_loss,
             val_losses,
             corpora,
+            replica,
             ..
         } = report;
+        let replica = replica.map(|digest| (digest.held, digest.written));
         let tensors = tensors.into_iter().map(|t| (t.name, t.dtype, t.shape, t.first_block, t.blocks)).collect();
         let finite = |loss: &f64| loss.is_finite();
         let val_losses = val_losses.into_iter().filter(|(_, loss)| finite(loss)).collect();
         let train_loss = train_loss.filter(finite);
-        let report =
-            Report { kind, step, checkpoint, files, tensors, consumed_samples, train_loss, val_losses, corpora };
+        let report = Report {
+            kind,
+            step,
+            checkpoint,
+            files,
+            tensors,
+            consumed_samples,
+            train_loss,
+            val_losses,
+            corpora,
+            replica,
+        };
         self.told.lock().unwrap().reports.push(report);
     }
 
