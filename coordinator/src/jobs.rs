@@ -236,6 +236,15 @@ impl JobsService {
         status.ok_or_else(|| Status::not_found("the job is gone"))
     }
 
+    async fn worker_status(&self, worker: &str) -> Result<v1::WorkerStatus, Status> {
+        let id = worker.to_owned();
+        let status = self.owner.look(move |core| core.worker_status(&id)).await.map_err(unavailable)?;
+        status.ok_or_else(|| {
+            let hint = "`trainctl workers list` shows those it has";
+            Status::not_found(format!("this coordinator has no worker {worker:?}; {hint}"))
+        })
+    }
+
     /// A job that holds this run directory: one that is not over, or whose commands are not.
     async fn live_job(&self, run_dir: &Path) -> Result<Option<JobId>, Status> {
         let run_dir = real(run_dir);
@@ -355,6 +364,40 @@ impl v1::jobs_server::Jobs for JobsService {
         let job = self.job_id(&asked.job).await?;
         self.owner.event(Event::Cancel { job: job.clone(), save }).await.map_err(unavailable)?;
         Ok(Response::new(self.status(&job).await?))
+    }
+
+    async fn list_workers(
+        &self,
+        _: Request<v1::ListWorkersRequest>,
+    ) -> Result<Response<v1::ListWorkersResponse>, Status> {
+        let workers = self.owner.look(|core| core.worker_statuses()).await.map_err(unavailable)?;
+        Ok(Response::new(v1::ListWorkersResponse { workers }))
+    }
+
+    async fn quarantine_worker(
+        &self,
+        request: Request<v1::QuarantineWorkerRequest>,
+    ) -> Result<Response<v1::WorkerStatus>, Status> {
+        let v1::QuarantineWorkerRequest { worker, reason, now } = request.into_inner();
+        if reason.trim().is_empty() {
+            return Err(Status::invalid_argument("reason must not be empty: it is shown wherever the worker is"));
+        }
+        self.worker_status(&worker).await?;
+        let event = Event::Quarantine { worker: worker.clone(), reason, now };
+        self.owner.event(event).await.map_err(unavailable)?;
+        Ok(Response::new(self.worker_status(&worker).await?))
+    }
+
+    async fn release_worker(
+        &self,
+        request: Request<v1::ReleaseWorkerRequest>,
+    ) -> Result<Response<v1::WorkerStatus>, Status> {
+        let worker = request.into_inner().worker;
+        let before = self.worker_status(&worker).await?;
+        self.owner.event(Event::Release { worker: worker.clone() }).await.map_err(unavailable)?;
+        // One that is away was known for its quarantine alone.
+        let after = self.owner.look(move |core| core.worker_status(&worker)).await.map_err(unavailable)?;
+        Ok(Response::new(after.unwrap_or(v1::WorkerStatus { quarantine: None, ..before })))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 use trainctl_fault::{FailPoint, Faults, Stage};
 use trainctl_spec::Term;
 
-use crate::record::JobRecord;
+use crate::record::{JobRecord, WorkerRecord};
 
 /// Reading or writing the journal failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum Error {
     Record {
         /// The file.
         path: PathBuf,
-        /// Job id.
+        /// Job or worker id.
         key: String,
         /// The JSON error.
         source: serde_json::Error,
@@ -60,6 +60,10 @@ pub trait Journal: Send {
     fn put_job(&mut self, record: &JobRecord) -> Result<(), Error>;
     /// All jobs, in order of submission.
     fn jobs(&self) -> Result<Vec<JobRecord>, Error>;
+    /// Writes one worker's record durably.
+    fn put_worker(&mut self, record: &WorkerRecord) -> Result<(), Error>;
+    /// All workers that were ever quarantined, by id.
+    fn workers(&self) -> Result<Vec<WorkerRecord>, Error>;
 }
 
 /// The journal on disk.
@@ -82,7 +86,8 @@ impl SqliteJournal {
         db.execute_batch(
             "PRAGMA journal_mode = DELETE;
              PRAGMA synchronous = FULL;
-             CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, submitted_at_ms INTEGER NOT NULL, record TEXT NOT NULL);",
+             CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, submitted_at_ms INTEGER NOT NULL, record TEXT NOT NULL);
+             CREATE TABLE IF NOT EXISTS workers (id TEXT PRIMARY KEY, record TEXT NOT NULL);",
         )
         .map_err(sqlite)?;
         Ok(Self { path, db })
@@ -93,6 +98,24 @@ impl SqliteJournal {
         passed.map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
+    fn json(&self, key: &str, record: &impl serde::Serialize) -> Result<String, Error> {
+        let failed = |source| Error::Record { path: self.path.clone(), key: key.to_owned(), source };
+        serde_json::to_string(record).map_err(failed)
+    }
+
+    /// What a query for ids and records finds.
+    fn records<T: serde::de::DeserializeOwned>(&self, sql: &str) -> Result<Vec<T>, Error> {
+        let read = || -> rusqlite::Result<Vec<(String, String)>> {
+            let mut rows = self.db.prepare(sql)?;
+            rows.query_map((), |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+        };
+        let rows = read().map_err(|source| self.sqlite(source))?;
+        let parse = |(key, json): (String, String)| {
+            serde_json::from_str(&json).map_err(|source| Error::Record { path: self.path.clone(), key, source })
+        };
+        rows.into_iter().map(parse).collect()
+    }
+
     fn sqlite(&self, source: rusqlite::Error) -> Error {
         Error::Sqlite { path: self.path.clone(), source }
     }
@@ -100,11 +123,7 @@ impl SqliteJournal {
 
 impl Journal for SqliteJournal {
     fn put_job(&mut self, record: &JobRecord) -> Result<(), Error> {
-        let json = serde_json::to_string(record).map_err(|source| Error::Record {
-            path: self.path.clone(),
-            key: record.id.to_string(),
-            source,
-        })?;
+        let json = self.json(&record.id.0, record)?;
         self.pass(Stage::Before)?;
         let sql = "INSERT INTO jobs (id, submitted_at_ms, record) VALUES (?1, ?2, ?3)
                    ON CONFLICT (id) DO UPDATE SET record = excluded.record";
@@ -115,16 +134,20 @@ impl Journal for SqliteJournal {
     }
 
     fn jobs(&self) -> Result<Vec<JobRecord>, Error> {
-        let read = || -> rusqlite::Result<Vec<(String, String)>> {
-            let mut rows = self.db.prepare("SELECT id, record FROM jobs ORDER BY submitted_at_ms, id")?;
-            rows.query_map((), |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
-        };
-        let rows = read().map_err(|source| self.sqlite(source))?;
-        rows.into_iter()
-            .map(|(key, json)| {
-                serde_json::from_str(&json).map_err(|source| Error::Record { path: self.path.clone(), key, source })
-            })
-            .collect()
+        self.records("SELECT id, record FROM jobs ORDER BY submitted_at_ms, id")
+    }
+
+    fn put_worker(&mut self, record: &WorkerRecord) -> Result<(), Error> {
+        let json = self.json(&record.id, record)?;
+        self.pass(Stage::Before)?;
+        let sql = "INSERT INTO workers (id, record) VALUES (?1, ?2)
+                   ON CONFLICT (id) DO UPDATE SET record = excluded.record";
+        self.db.execute(sql, (&record.id, json)).map_err(|source| self.sqlite(source))?;
+        self.pass(Stage::Done)
+    }
+
+    fn workers(&self) -> Result<Vec<WorkerRecord>, Error> {
+        self.records("SELECT id, record FROM workers ORDER BY id")
     }
 }
 
@@ -182,6 +205,24 @@ mod tests {
         journal.put_job(&JobRecord { phase: JobPhase::Cancelled, ..record("later", 2) }).unwrap();
         assert_eq!(ids(&journal), ["earlier", "later"]);
         assert_eq!(journal.jobs().unwrap()[1].phase, JobPhase::Cancelled);
+    }
+
+    #[test]
+    fn a_quarantine_is_handed_on_until_it_is_lifted() {
+        let dir = tempfile::tempdir().unwrap();
+        let quarantine = crate::record::Quarantine {
+            by: crate::record::QuarantinedBy::Person,
+            reason: "fan".to_owned(),
+            figures: String::new(),
+            since_ms: 7,
+        };
+        let record = WorkerRecord { id: "w0".to_owned(), host: "h".to_owned(), quarantine: Some(quarantine) };
+        SqliteJournal::open(dir.path(), Term(1)).unwrap().put_worker(&record).unwrap();
+        let mut successor = SqliteJournal::open(dir.path(), Term(2)).unwrap();
+        assert_eq!(successor.workers().unwrap(), std::slice::from_ref(&record));
+        let lifted = WorkerRecord { quarantine: None, ..record };
+        successor.put_worker(&lifted).unwrap();
+        assert_eq!(SqliteJournal::open(dir.path(), Term(3)).unwrap().workers().unwrap(), [lifted]);
     }
 
     #[test]

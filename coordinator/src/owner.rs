@@ -20,7 +20,8 @@ use trainctl_store::layout::CheckpointName;
 
 use crate::core::{Core, Effect, Event, Moment, SessionId, StoreChange};
 use crate::hooks::HookRequest;
-use crate::journal::Journal;
+use crate::journal::{self, Journal};
+use crate::record::WorkerRecord;
 use crate::rendezvous::Rendezvous;
 use crate::run_io::IoRequest;
 
@@ -124,6 +125,11 @@ impl Owner {
         self.carry_out(effects);
     }
 
+    /// A worker of the journal.
+    pub fn know(&mut self, worker: WorkerRecord) {
+        self.core.know(worker);
+    }
+
     /// A job of the journal that is not ours to touch.
     pub fn leave_alone(&mut self, job: JobId) {
         self.core.leave_alone(job);
@@ -159,7 +165,8 @@ impl Owner {
     fn carry_out(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Journal(record) => self.write(&record),
+                Effect::Journal(record) => self.write(&record.id.0, |journal| journal.put_job(&record)),
+                Effect::JournalWorker(record) => self.write(&record.id, |journal| journal.put_worker(&record)),
                 Effect::Send { session, message } => self.send(session, *message),
                 Effect::Close { session } => {
                     self.sessions.remove(&session);
@@ -213,11 +220,11 @@ impl Owner {
 
     /// The journal precedes the effect: without it nothing that follows may happen, so a full disk is waited out here while
     /// trainers go on and leases are extended by the time lost.
-    fn write(&mut self, record: &crate::record::JobRecord) {
-        let journal = &mut self.journal;
+    fn write(&mut self, key: &str, mut put: impl FnMut(&mut dyn Journal) -> Result<(), journal::Error>) {
+        let journal = &mut *self.journal;
         tokio::task::block_in_place(|| {
-            while let Err(error) = journal.put_job(record) {
-                error!(job = %record.id, %error, "the journal cannot be written: trying again");
+            while let Err(error) = put(journal) {
+                error!(key, %error, "the journal cannot be written: trying again");
                 std::thread::sleep(JOURNAL_RETRY);
             }
         });

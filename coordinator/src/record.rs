@@ -150,6 +150,53 @@ pub struct RankPlace {
     pub incarnation: String,
 }
 
+/// One worker as the journal keeps it: only what no Hello can tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRecord {
+    /// Worker id.
+    pub id: String,
+    /// Host name, for people.
+    pub host: String,
+    /// It takes no rank; absent = it may.
+    pub quarantine: Option<Quarantine>,
+}
+
+/// Why a worker takes no rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantine {
+    /// Who said so.
+    pub by: QuarantinedBy,
+    /// Why, for people.
+    pub reason: String,
+    /// What was measured, for a ticket.
+    pub figures: String,
+    /// Milliseconds since the Unix epoch.
+    pub since_ms: u64,
+}
+
+/// Who quarantined a worker, and so who lifts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QuarantinedBy {
+    /// Its own figures: lifted when it measures itself well again.
+    Health,
+    /// A look at the run directory or at its peers, which is not repeated while it carries nothing: lifted by a person.
+    Probe,
+    /// A person, who lifts it.
+    Person,
+}
+
+impl QuarantinedBy {
+    /// As events and `--output json` spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Health => "health",
+            Self::Probe => "probe",
+            Self::Person => "person",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -74,7 +74,7 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
 
     let watches = Watches::default();
     let stores = Rendezvous::default();
-    let owner = start_owner(journal, stores.clone(), &runs, &watches, &shutdown).await?;
+    let owner = start_owner(journal, stores.clone(), &runs, &watches, &endpoint, &shutdown).await?;
     let jobs =
         JobsService { owner: owner.clone(), runs, shutdown: shutdown.clone(), watches, submitting: Mutex::new(()) };
     serve(listener, tls, tokens, &endpoint, Services { jobs, owner, stores }, shutdown.clone()).await?;
@@ -90,15 +90,18 @@ async fn start_owner(
     stores: Rendezvous,
     runs: &Arc<Runs>,
     watches: &Watches,
+    endpoint: &Endpoint,
     shutdown: &Shutdown,
 ) -> Result<Handle> {
-    let records = journal.jobs()?;
+    let (records, workers) = (journal.jobs()?, journal.workers()?);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let lease = std::env::var(Policy::LEASE_VARIABLE).ok();
     let policy = Policy::with_lease(lease.as_deref()).map_err(anyhow::Error::msg)?;
     let seed = u64::from_str_radix(&auth::random_hex(8)?, 16).unwrap_or_default();
-    let core = Core::new(policy, clock.now(), seed);
+    let mut core = Core::new(policy, clock.now(), seed);
+    core.probe(endpoint.incarnation.clone());
     let (mut owner, handle) = Owner::new(core, clock, Box::new(journal), stores);
+    workers.into_iter().for_each(|worker| owner.know(worker));
     for record in records {
         let spec = match JobSpec::from_yaml(&record.spec_yaml) {
             Ok(spec) => spec,

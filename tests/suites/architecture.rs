@@ -70,7 +70,7 @@ const NEEDS_TORCH: [&str; 3] = ["trainctl-collective", "trainctl-engine", "train
 const UNSAFE: [&str; 3] = ["worker/collective/src/ffi/", "shared/dataset/src/map.rs", "shared/store/src/io/view.rs"];
 
 /// Where files may be changed without `trainctl_store::io`: nothing of this is a checkpoint, a pointer or a row.
-const CHANGES_FILES: [(&str, &str); 15] = [
+const CHANGES_FILES: [(&str, &str); 16] = [
     ("shared/store/src/io/", "the one module"),
     ("shared/fault/src/", "traces of tests"),
     ("shared/dataset/src/", "corpora, tokenizers and index caches"),
@@ -81,6 +81,7 @@ const CHANGES_FILES: [(&str, &str); 15] = [
     ("coordinator/src/runs.rs", "a control directory itself"),
     ("trainctl/src/attached.rs", "the run directory itself"),
     ("trainctl/src/supervise/mod.rs", "logs of daemons"),
+    ("worker/daemon/src/health/probe.rs", "probes, which mean nothing after their round"),
     ("worker/daemon/src/state.rs", "a worker's own state"),
     ("worker/daemon/src/spool/file.rs", "a worker's own spool"),
     ("worker/daemon/src/trainer/", "logs of trainers"),

@@ -63,8 +63,9 @@ fn c2_a_writer_of_a_dead_generation_that_wakes_up_late_harms_nothing() {
     wait::until_true("the late shards", || run.files("epoch_0_step_19").iter().any(of_old));
     verify(&scratch, &run);
     coordinator.process.signal(Signal::SIGCONT);
-    let latest = run.latest();
-    assert!(latest.step >= newest.step && latest.generation == newest.generation, "{latest:?}");
+    // It may have been stopped between the manifest and the pointer.
+    let latest = wait::until("LATEST at the new commit", || Some(run.latest()).filter(|it| it.step >= newest.step));
+    assert_eq!(latest.generation, newest.generation, "{latest:?}");
 
     // The next commit sweeps them; the machine comes back, and its trainer has no part in anything any more.
     let at = run.commits().pop().unwrap().step;

@@ -32,6 +32,7 @@ mod saves;
 mod state_hash;
 mod stragglers;
 mod tokenizer;
+mod workers;
 mod world_sizes;
 
 /// The process that serves a file system of [`trainctl_faultfs`].

@@ -21,6 +21,7 @@ mod spec_file;
 mod summary;
 mod supervise;
 mod view;
+mod worker_view;
 
 use std::process::ExitCode;
 

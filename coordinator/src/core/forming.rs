@@ -1,7 +1,6 @@
 //! From a job that waits to a generation whose trainers start.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use tracing::{info, warn};
 use trainctl_proto::v1;
@@ -11,6 +10,7 @@ use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
 
 use super::saves::name_of;
 use super::{Core, Effect, Live, Moment, StoreChange};
+use crate::decide::admission::Refusal;
 use crate::decide::placement::{Candidate, Placement, decide_placement};
 use crate::events::Entry;
 use crate::record::RankPlace;
@@ -27,9 +27,12 @@ impl Core {
         if !(restarting || waiting) || job.preparing || at.now < job.form_after || job.followers.is_last {
             return;
         }
-        match self.place(id, at.now) {
+        match self.place(id, self.candidates(at.now)) {
             Placement::Wait { missing } => self.wait_for_workers(id, missing, restarting, at, out),
-            Placement::Place(_) => {
+            Placement::Place(placed) => {
+                if !self.have_proved(id, &placed, at, out) {
+                    return;
+                }
                 let Some(job) = self.jobs.get_mut(id) else { return };
                 job.preparing = true;
                 job.waiting.clear();
@@ -39,16 +42,20 @@ impl Core {
         }
     }
 
-    fn place(&self, id: &JobId, now: Duration) -> Placement {
+    fn place(&self, id: &JobId, candidates: Vec<Candidate>) -> Placement {
         let Some(job) = self.jobs.get(id) else { return Placement::Wait { missing: 1 } };
         let before: Vec<String> = job.record.ranks.iter().map(|place| place.worker.clone()).collect();
-        decide_placement(job.spec.resources.workers as usize, &before, &job.record.avoided, &self.candidates(now))
+        decide_placement(job.spec.resources.workers as usize, &before, &job.record.avoided, &candidates)
     }
 
     fn wait_for_workers(&mut self, id: &JobId, missing: usize, restarting: bool, at: Moment, out: &mut Vec<Effect>) {
+        let hindered = self.admitted_as(at.now, Err(Refusal::Quarantined));
+        let hindered: Vec<String> = hindered.into_iter().map(|candidate| candidate.worker).collect();
         let Some(job) = self.jobs.get_mut(id) else { return };
         let need = job.spec.resources.workers;
-        let cause = Cause::WaitingForWorkers { have: need.saturating_sub(missing as u32), need };
+        // They are named where they are what is missing.
+        let quarantined = Some(hindered).filter(|names| names.len() >= missing).unwrap_or_default();
+        let cause = Cause::WaitingForWorkers { have: need.saturating_sub(missing as u32), need, quarantined };
         let text = cause.to_string();
         if job.waiting == text {
             return;
@@ -105,7 +112,8 @@ impl Core {
         if prepared.start.step >= job.stop_at() && job.live.is_some() {
             return self.done_already(id, at, out);
         }
-        let Placement::Place(placed) = self.place(id, at.now) else { return };
+        // Whoever joined meanwhile has not proved itself.
+        let Placement::Place(placed) = self.place(id, self.proven(id, self.candidates(at.now))) else { return };
         let Some(job) = self.jobs.get_mut(id) else { return };
         job.record.generation = prepared.generation;
         job.record.start = prepared.start;

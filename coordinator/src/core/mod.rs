@@ -11,11 +11,14 @@ mod changes;
 mod followers;
 mod forming;
 mod hang;
+mod probes;
+mod quarantine;
 mod ranks;
 mod replicas;
 mod saves;
 mod status;
 mod stragglers;
+mod worker_status;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,14 +32,15 @@ use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
 use trainctl_spec::{Generation, JobId, JobSpec, Term};
 use trainctl_store::layout::CheckpointName;
 
-use crate::decide::liveness;
+use crate::decide::{health, liveness};
 use crate::events::{self, Entry};
 use crate::exports::ExportResult;
 use crate::hooks::{HookRequest, HookResult};
-use crate::record::{End, JobRecord};
+use crate::record::{End, JobRecord, WorkerRecord};
 use crate::run_io::{AckToken, IoRequest, IoResult};
 
 pub use self::followers::Followers;
+pub use self::probes::Probing;
 pub use self::ranks::{Live, RankLive};
 pub use self::workers::Worker;
 
@@ -59,6 +63,20 @@ pub enum Event {
         job: JobId,
         /// Save first.
         save: bool,
+    },
+    /// A person takes a worker out of service.
+    Quarantine {
+        /// The worker.
+        worker: String,
+        /// For people.
+        reason: String,
+        /// Give up the rank that it carries too.
+        now: bool,
+    },
+    /// A person lets a worker take ranks again.
+    Release {
+        /// The worker.
+        worker: String,
     },
     /// A worker's stream opened.
     Hello {
@@ -109,6 +127,8 @@ pub enum Event {
 pub enum Effect {
     /// Write the record durably before anything that follows.
     Journal(Box<JobRecord>),
+    /// The same of a worker.
+    JournalWorker(Box<WorkerRecord>),
     /// Send to a worker.
     Send {
         /// The stream.
@@ -179,6 +199,8 @@ pub struct Policy {
     pub commit_retry: Duration,
     /// Pause before a run directory that could not be made ready is tried again.
     pub prepare_retry: Duration,
+    /// What makes a worker unfit.
+    pub health: health::Limits,
 }
 
 impl Policy {
@@ -195,7 +217,7 @@ impl Policy {
         let bad = || format!("{}={text}: must be a number of milliseconds from 1000 on", Self::LEASE_VARIABLE);
         let lease = Duration::from_millis(text.parse().ok().filter(|ms| *ms >= 1000).ok_or_else(bad)?);
         let liveness = liveness::Policy { lease, grace: 2 * lease, ..usual.liveness };
-        Ok(Self { liveness, commit_retry: lease, prepare_retry: lease })
+        Ok(Self { liveness, commit_retry: lease, prepare_retry: lease, ..usual })
     }
 }
 
@@ -209,6 +231,7 @@ impl Default for Policy {
             },
             commit_retry: Duration::from_secs(2),
             prepare_retry: Duration::from_secs(5),
+            health: health::Limits::default(),
         }
     }
 }
@@ -241,6 +264,8 @@ pub struct Job {
     pub last_save: Option<v1::SaveSummary>,
     /// Exports and commands under way.
     pub followers: Followers,
+    /// Which workers have proved that they see its run directory and reach each other.
+    pub probing: Probing,
 }
 
 impl Job {
@@ -258,6 +283,7 @@ impl Job {
             save_trouble: BTreeMap::new(),
             last_save: None,
             followers: Followers::default(),
+            probing: Probing::default(),
         }
     }
 }
@@ -297,6 +323,10 @@ pub struct Core {
     doubted_at: Option<Duration>,
     jobs: BTreeMap<JobId, Job>,
     workers: BTreeMap<String, Worker>,
+    /// Those that take no rank, whether they are there or not.
+    quarantined: BTreeMap<String, WorkerRecord>,
+    /// What the `endpoint.json` of the run directories names; absent = workers need not prove that they see it.
+    nonce: Option<String>,
     seed: u64,
     commands: u64,
     /// Jobs that another coordinator holds: their trainers are left alone and their records are not acknowledged.
@@ -315,7 +345,7 @@ pub struct Moment {
 impl Core {
     /// A core with no jobs. `seed` makes back-off jitter and command ids.
     pub fn new(policy: Policy, now: Duration, seed: u64) -> Self {
-        let (jobs, workers) = (BTreeMap::new(), BTreeMap::new());
+        let (jobs, workers, quarantined) = Default::default();
         Self {
             policy,
             foreign: BTreeSet::new(),
@@ -324,6 +354,8 @@ impl Core {
             doubted_at: None,
             jobs,
             workers,
+            quarantined,
+            nonce: None,
             seed,
             commands: 0,
         }
@@ -376,6 +408,8 @@ impl Core {
         match event {
             Event::Admitted { record, spec } => self.admitted(*record, *spec, at, &mut out),
             Event::Cancel { job, save } => self.cancel(&job, save, at, &mut out),
+            Event::Quarantine { worker, reason, now } => self.take_out(&worker, reason, now, at, &mut out),
+            Event::Release { worker } => self.release_worker(&worker, "released by a person", at, &mut out),
             Event::Hello { session, hello } => self.hello(session, *hello, at, &mut out),
             Event::Message { session, message } => self.message(session, *message, at, &mut out),
             Event::Gone { session } => self.gone(session, at),
@@ -476,9 +510,11 @@ impl Core {
 
     fn tick(&mut self, at: Moment, out: &mut Vec<Effect>) {
         self.judge_workers(at, out);
+        let sent_us = u64::try_from(at.now.as_micros()).unwrap_or(u64::MAX);
         for worker in self.workers.values() {
             if let Some(session) = worker.session {
-                out.push(Effect::Send { session, message: Box::new(v1::coordinator_message::Body::Beat(v1::Beat {})) });
+                let beat = v1::coordinator_message::Body::Beat(v1::Beat { sent_us });
+                out.push(Effect::Send { session, message: Box::new(beat) });
             }
         }
         let retry: Vec<JobId> = self.jobs.keys().cloned().collect();
@@ -486,6 +522,7 @@ impl Core {
             self.retry_commits(&id, at, out);
             self.judge_progress(&id, at, out);
             self.judge_ranks(&id, at, out);
+            self.prove_spares(&id, at, out);
         }
     }
 
@@ -527,6 +564,7 @@ impl Core {
     fn pump(&mut self, at: Moment, out: &mut Vec<Effect>) {
         let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
         for id in ids {
+            self.watch_round(&id, at, out);
             self.settle(&id, at, out);
             self.form_if_ready(&id, at, out);
         }

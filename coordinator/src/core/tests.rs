@@ -13,7 +13,7 @@ use trainctl_store::layout::CheckpointName;
 
 use super::{Core, Effect, Event, Moment, Policy, SessionId, StoreChange};
 use crate::hooks::HookRequest;
-use crate::record::{JobRecord, StartPoint};
+use crate::record::{JobRecord, StartPoint, WorkerRecord};
 use crate::run_io::{Changes, CommitError, CommitInfo, Committed, IoRequest, IoResult, Known, Mended, Prepared};
 
 const SPEC: &str = "
@@ -33,6 +33,8 @@ struct World {
     now: Duration,
     sent: Vec<(SessionId, Body)>,
     journal: Vec<JobRecord>,
+    /// Workers as journaled.
+    workers: Vec<WorkerRecord>,
     io: Vec<IoRequest>,
     stores: Vec<StoreChange>,
     hooks: Vec<HookRequest>,
@@ -60,7 +62,7 @@ fn record() -> JobRecord {
 impl World {
     fn new() -> Self {
         let core = Core::new(Policy::default(), Duration::ZERO, 7);
-        let (sent, journal, io, stores, hooks, exports) = Default::default();
+        let (sent, journal, workers, io, stores, hooks, exports) = Default::default();
         let (now, released, left, seq) = (Duration::from_secs(100), false, false, BTreeMap::new());
         let spec = SPEC.to_owned();
         let published = None;
@@ -69,6 +71,7 @@ impl World {
             now,
             sent,
             journal,
+            workers,
             io,
             stores,
             hooks,
@@ -137,6 +140,7 @@ impl World {
                 Effect::Release(_) => self.released = true,
                 Effect::Leave(_) => self.left = true,
                 Effect::Publish(status) => self.published = Some(*status),
+                Effect::JournalWorker(record) => self.workers.push(*record),
                 Effect::Close { .. } => {}
             }
         }
@@ -790,3 +794,5 @@ mod hang;
 mod replicas;
 mod saves;
 mod stragglers;
+
+mod quarantine;

@@ -12,6 +12,8 @@ use trainctl_spec::{Generation, JobId};
 
 use super::ranks::RankLive;
 use super::{Core, Effect, Moment, SessionId};
+use crate::decide::admission::{Refusal, Standing, decide_admission};
+use crate::decide::health::Skew;
 use crate::decide::liveness::{Doubt, Liveness, Seen, decide_liveness, late_by};
 use crate::decide::placement::Candidate;
 use crate::decide::verdict::How;
@@ -48,11 +50,25 @@ pub struct Worker {
     pub running: Option<(JobId, Generation, u32)>,
     /// The command that stops it, if nobody wants it.
     stopping: Option<String>,
+    /// What its Hello said of its machine and process.
+    pub(super) facts: Facts,
+    /// As it measured itself last.
+    pub(super) health: Option<v1::Health>,
+    /// Its wall clock against ours, and when that was measured.
+    pub(super) skew: Option<(Skew, Duration)>,
     spool: String,
     received: u64,
     target: u64,
     acked: u64,
     pending: BTreeSet<u64>,
+}
+
+/// What a worker's machine and process are, for people.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    pub(super) cores: u32,
+    pub(super) device: String,
+    pub(super) pid: u32,
 }
 
 impl Worker {
@@ -69,6 +85,9 @@ impl Worker {
             avoid_until: Duration::ZERO,
             running: None,
             stopping: None,
+            facts: Facts::default(),
+            health: None,
+            skew: None,
             spool: String::new(),
             received: 0,
             target: 0,
@@ -78,7 +97,7 @@ impl Worker {
     }
 
     /// Everything that it had spooled when it dialled has arrived.
-    fn is_drained(&self) -> bool {
+    pub(super) fn is_drained(&self) -> bool {
         self.session.is_some() && self.received >= self.target
     }
 
@@ -92,6 +111,7 @@ impl Worker {
         self.host.clone_from(&hello.host);
         self.machine.clone_from(&hello.boot_id);
         self.address.clone_from(&hello.address);
+        self.facts = Facts { cores: hello.cores, device: hello.device.clone(), pid: hello.pid };
         self.session = Some(session);
         self.heard_at = now;
         self.avoid_until = Duration::ZERO;
@@ -312,10 +332,23 @@ impl Core {
             }
             Some(v1::worker_message::Body::Heartbeat(beat)) => {
                 self.heartbeat(&id, &beat, at);
+                self.measure_clock(&id, &beat, at);
+                self.judge_health(&id, at, out);
+                token
+            }
+            Some(v1::worker_message::Body::Health(health)) => {
+                if let Some(worker) = self.workers.get_mut(&id) {
+                    worker.health = Some(health);
+                }
+                self.judge_health(&id, at, out);
                 token
             }
             Some(v1::worker_message::Body::CommandResult(result)) => {
                 self.command_result(&id, &result, at, out);
+                token
+            }
+            Some(v1::worker_message::Body::ProbeResult(result)) => {
+                self.probed(&id, result, at, out);
                 token
             }
             Some(v1::worker_message::Body::Hello(_)) | None => {
@@ -410,36 +443,40 @@ impl Core {
         if let Some(Worker { session: Some(session), .. }) = self.workers.remove(worker) {
             out.push(Effect::Close { session });
         }
-        let carried: Vec<(JobId, usize)> = self
-            .jobs
-            .iter()
-            .flat_map(|(id, job)| {
-                let ranks = job.live.iter().flat_map(|live| live.ranks.iter().enumerate());
-                ranks.filter(|(_, r)| r.worker == worker && r.ended.is_none()).map(move |(n, _)| (id.clone(), n))
-            })
-            .collect();
-        for (id, rank) in carried {
+        for (id, rank) in self.carried_by(worker) {
             self.rank_ended(&id, rank, How::WorkerLost(WhyLost::LeaseExpired), at, out);
         }
     }
 
+    /// Ranks on a worker that are not over.
+    pub(super) fn carried_by(&self, worker: &str) -> Vec<(JobId, usize)> {
+        let of_job = |(id, job): (&JobId, &super::Job)| {
+            let ranks = job.live.iter().flat_map(|live| live.ranks.iter().enumerate());
+            let carried = ranks.filter(|(_, rank)| rank.worker == worker && rank.ended.is_none());
+            carried.map(|(number, _)| (id.clone(), number)).collect::<Vec<_>>()
+        };
+        self.jobs.iter().flat_map(of_job).collect()
+    }
+
     /// Workers that could take a rank now.
     pub(super) fn candidates(&self, now: Duration) -> Vec<Candidate> {
-        let taken: BTreeSet<&str> = self
-            .jobs
-            .values()
-            .flat_map(|job| job.live.iter().flat_map(|live| live.ranks.iter()))
-            .filter(|rank| rank.ended.is_none())
-            .map(|rank| rank.worker.as_str())
-            .collect();
-        let free = |w: &&Worker| {
-            w.is_drained() && w.avoid_until <= now && w.running.is_none() && !taken.contains(w.id.as_str())
+        self.admitted_as(now, Ok(()))
+    }
+
+    /// Workers of which admission says this.
+    pub(super) fn admitted_as(&self, now: Duration, wanted: Result<(), Refusal>) -> Vec<Candidate> {
+        let ranks = self.jobs.values().flat_map(|job| job.live.iter().flat_map(|live| live.ranks.iter()));
+        let taken: BTreeSet<&str> =
+            ranks.filter(|rank| rank.ended.is_none()).map(|rank| rank.worker.as_str()).collect();
+        let standing = |w: &Worker| Standing {
+            is_connected: w.session.is_some(),
+            is_drained: w.is_drained(),
+            is_avoided: w.avoid_until > now,
+            is_busy: w.running.is_some() || taken.contains(w.id.as_str()),
+            is_quarantined: self.quarantined.contains_key(&w.id),
         };
-        self.workers
-            .values()
-            .filter(free)
-            .map(|w| Candidate { worker: w.id.clone(), machine: w.machine.clone() })
-            .collect()
+        let wanted = self.workers.values().filter(|worker| decide_admission(&standing(worker)) == wanted);
+        wanted.map(|w| Candidate { worker: w.id.clone(), machine: w.machine.clone() }).collect()
     }
 
     /// A rank is over without a report of its own trainer.

@@ -25,7 +25,7 @@ pub struct Seen {
 /// What is held of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// Connected and heard within its lease.
+    /// Connected and heard within half its lease.
     Alive,
     /// Silent or disconnected, within its lease.
     Unknown,
@@ -49,6 +49,16 @@ pub fn late_by(since_last_tick: Duration, policy: &Policy) -> Duration {
     since_last_tick.saturating_sub(policy.tick)
 }
 
+/// One worker by its own lease alone.
+pub fn standing(now: Duration, seen: &Seen, policy: &Policy) -> Liveness {
+    let silent = now.saturating_sub(seen.heard_at);
+    match seen.connected {
+        _ if silent > policy.lease => Liveness::Lost,
+        true if silent <= policy.lease / 2 => Liveness::Alive,
+        _ => Liveness::Unknown,
+    }
+}
+
 /// Judges all workers at `now`. `adopted_at` is when this coordinator took over jobs that may be running, if it did;
 /// `doubted` whether the previous tick already answered [`Doubt::MassExpiry`]: the doubt holds once, and leases that are
 /// still over at the next look are over.
@@ -59,14 +69,7 @@ pub fn decide_liveness(
     doubted: bool,
     policy: &Policy,
 ) -> (Vec<Liveness>, Doubt) {
-    let verdicts: Vec<Liveness> = seen
-        .iter()
-        .map(|s| match now.saturating_sub(s.heard_at) > policy.lease {
-            true => Liveness::Lost,
-            false if s.connected => Liveness::Alive,
-            false => Liveness::Unknown,
-        })
-        .collect();
+    let verdicts: Vec<Liveness> = seen.iter().map(|seen| standing(now, seen, policy)).collect();
     let lost = verdicts.iter().filter(|v| **v == Liveness::Lost).count();
     let doubt = match lost {
         0 => Doubt::None,
@@ -100,9 +103,10 @@ mod tests {
 
     #[test]
     fn j6_silence_is_unknown_until_the_lease_is_over() {
-        let seen = [at(100, true), at(97, false), at(94, false)];
+        let seen = [at(100, true), at(97, false), at(94, false), at(97, true)];
         let (verdicts, doubt) = judge(100, &seen, false);
-        assert_eq!(verdicts, [Liveness::Alive, Liveness::Unknown, Liveness::Lost]);
+        let frozen = Liveness::Unknown;
+        assert_eq!(verdicts, [Liveness::Alive, Liveness::Unknown, Liveness::Lost, frozen]);
         assert_eq!(doubt, Doubt::None);
     }
 

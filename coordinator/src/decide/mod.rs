@@ -3,12 +3,15 @@
 //! Clock and seed are arguments; nothing here reads a file, a clock or a socket. The owner task gathers what a decision
 //! needs, asks, and applies the answer.
 
+pub mod admission;
 pub mod commit;
 pub mod deadlines;
+pub mod health;
 pub mod hooks;
 pub mod liveness;
 pub mod placement;
 pub mod replicas;
+pub mod probes;
 pub mod restart;
 pub mod rows;
 pub mod saves;

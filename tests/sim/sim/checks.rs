@@ -83,7 +83,7 @@ impl Order {
             Body::StopTrainer(stop) => ("stop", stop.fence.clone()?),
             Body::Control(control) => ("control", control.fence.clone()?),
             // To be asked for stacks changes nothing.
-            Body::Welcome(_) | Body::Beat(_) | Body::Ack(_) | Body::DumpStacks(_) => return None,
+            Body::Welcome(_) | Body::Beat(_) | Body::Ack(_) | Body::DumpStacks(_) | Body::Probe(_) => return None,
         };
         Some(Self { kind, fence })
     }

@@ -85,6 +85,8 @@ impl World {
                 Effect::Control(control) => self.control(number, control),
                 // Nothing stands still for as long as that.
                 Effect::DumpStacks => {}
+                // Nobody has to prove anything here.
+                Effect::Probe(_) => {}
                 Effect::Acked(ack) => self.workers[number].acknowledge(ack.up_to),
             }
         }
@@ -95,6 +97,8 @@ impl World {
             Outgoing::Heartbeat(beat) => v1::worker_message::Body::Heartbeat(beat),
             Outgoing::Result(result) => v1::worker_message::Body::CommandResult(result),
             Outgoing::Report(report) => v1::worker_message::Body::RankReport(*report),
+            Outgoing::Health(health) => v1::worker_message::Body::Health(health),
+            Outgoing::Probed(result) => v1::worker_message::Body::ProbeResult(result),
         };
         let worker = &self.workers[number];
         if let Some(stream) = worker.stream.filter(|_| worker.is_connected) {

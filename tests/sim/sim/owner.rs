@@ -381,6 +381,8 @@ impl World {
                 let number = self.scenario.jobs.iter().position(|known| known.id == job);
                 number.and_then(|number| coordinator.tasks.remove(&number));
             }
+            // Nobody is quarantined here.
+            Effect::JournalWorker(_) => {}
             Effect::Hook { .. } | Effect::Export { .. } | Effect::Rendezvous { .. } | Effect::Publish(_) => {}
         }
     }

@@ -18,6 +18,7 @@ pub(crate) mod submission;
 mod submit;
 mod validate;
 mod worker;
+mod workers;
 
 use std::path::PathBuf;
 
@@ -47,6 +48,7 @@ enum Command {
     Submit(submit::Submit),
     List(list::List),
     Status(status::Status),
+    Workers(workers::Workers),
     Cancel(cancel::Cancel),
     Logs(logs::Logs),
     Metrics(metrics::Metrics),
@@ -89,6 +91,7 @@ impl Cli {
             Command::Submit(verb) => verb.run().await,
             Command::List(verb) => verb.run().await,
             Command::Status(verb) => verb.run().await,
+            Command::Workers(verb) => verb.run().await,
             Command::Cancel(verb) => verb.run().await,
             Command::Logs(verb) => verb.run().await,
             Command::Metrics(verb) => verb.run().await,
@@ -188,6 +191,9 @@ mod tests {
         submit: <spec> --set --run-dir --coordinator --until-step --fresh --weights-only --follow --output
         list: --coordinator --output
         status: <job> --coordinator --output
+        workers list: --coordinator --output
+        workers quarantine: <worker> --reason --now --coordinator --output
+        workers release: <worker> --coordinator --output
         cancel: <job> --now --coordinator --output
         logs: <job> --coordinator --rank --follow --output
         metrics: <job> --coordinator --output

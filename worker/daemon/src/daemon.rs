@@ -13,6 +13,7 @@ use trainctl_runtime::signals::Signals;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_runtime::{auth, proc};
 
+use crate::health::{Measure, Prober};
 use crate::keeper::Keeper;
 use crate::session::machine::Machine;
 use crate::session::owner::{EVENT_QUEUE, Owner, Parts};
@@ -76,6 +77,9 @@ pub async fn run(options: Options, state: StateDir) -> anyhow::Result<()> {
 
     let (events_tx, events) = mpsc::channel(EVENT_QUEUE);
     let (transport, gateway) = Grpc::new(options.coordinator.clone(), shutdown.clone());
+    let measure = Measure { state_dir: state.path().to_owned(), device: options.device.clone() };
+    measure.clone().start(events_tx.clone(), &shutdown);
+    let prober = Prober::new(worker_id.clone(), measure, events_tx.clone(), shutdown.clone());
     let setup = Setup {
         program: options.trainer.clone(),
         incarnation: incarnation.clone(),
@@ -102,6 +106,7 @@ pub async fn run(options: Options, state: StateDir) -> anyhow::Result<()> {
         transport: Arc::new(transport),
         clock,
         processes: Trainers::new(setup),
+        probes: Box::new(prober),
         spool,
         fences: Arc::new(state),
         hello,

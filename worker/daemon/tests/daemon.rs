@@ -12,7 +12,10 @@ use kit::{Daemon, Place, eventually, fence, lives, pid_in, stop, trainer};
 use nix::sys::signal::Signal;
 use trainctl_proto::v1::coordinator_message::Body as Command;
 use trainctl_proto::v1::rank_report::Report;
-use trainctl_proto::v1::{StopRequest, TrainerControl, trainer_control};
+use trainctl_proto::v1::{
+    Probe, ProbeBegin, ProbeCheck, ProbeEnd, ProbeFaultKind, ProbePeer, StopRequest, TrainerControl, probe::Step,
+    probe_result::Result as Answer, trainer_control, worker_message::Body,
+};
 use trainctl_runtime::proc;
 
 /// Leaves a grandchild behind that ignores SIGTERM and has a session of its own; its pid is in `grandchild`.
@@ -312,6 +315,61 @@ fn a_signal_ends_the_daemon_in_order() {
     assert!(asked_at.elapsed() < Duration::from_secs(20), "it waited for something: {:?}", asked_at.elapsed());
     assert!(!lives(started.pid) && !lives(grandchild) && !lives(keeper));
     assert!(!place.path("state/running.json").exists());
+}
+
+/// A worker measures itself, sees the run directory, is seen in it and is reached, and leaves nothing behind.
+#[test]
+fn a_worker_proves_itself_in_a_round_of_probes() {
+    let place = Place::new();
+    let stub = Stub::start(&place.control());
+    let _daemon = Daemon::start(&place, &place.script("exec sleep 600"), "");
+    let health = stub.wait_body("its figures", |body| match body {
+        Body::Health(health) => Some(health.clone()),
+        _ => None,
+    });
+    assert!(health.memory_available > Some(0) && health.state_free > Some(0) && !health.busy, "{health:?}");
+
+    let ask = |round, step| stub.send(Command::Probe(Probe { round, step: Some(step) }));
+    let answer = |round: u64, is_it: fn(&Answer) -> bool| {
+        stub.wait_body("an answer", |body| match body {
+            Body::ProbeResult(result) if result.round == round => result.result.clone().filter(is_it),
+            _ => None,
+        })
+    };
+    let begin = |nonce: &str| {
+        let run_dir = place.run().display().to_string();
+        Step::Begin(ProbeBegin { run_dir, nonce: nonce.to_owned(), address: "127.0.0.1".to_owned() })
+    };
+    let nonce = trainctl_runtime::endpoint::read(&place.control()).unwrap().incarnation;
+    ask(1, begin(&nonce));
+    let Answer::Begun(begun) = answer(1, |answer| matches!(answer, Answer::Begun(_))) else { panic!() };
+    assert_eq!((&begun.fault, begun.listen_error.as_str()), (&None, ""));
+    assert!(begun.health.unwrap().run_free > Some(0));
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let peer = |worker: &str, port| {
+        let (worker, address) = (worker.to_owned(), "127.0.0.1".to_owned());
+        ProbePeer { worker, address, port }
+    };
+    let dial = vec![peer("w0", begun.port), peer("nobody", closed.into())];
+    ask(1, Step::Check(ProbeCheck { seen: vec!["w0".to_owned(), "nobody".to_owned()], dial }));
+    let Answer::Checked(checked) = answer(1, |answer| matches!(answer, Answer::Checked(_))) else { panic!() };
+    let [unseen] = checked.unseen.as_slice() else { panic!("{checked:?}") };
+    assert!(unseen.worker == "nobody" && unseen.path.ends_with("control/probes/nobody.1"), "{unseen:?}");
+    let [unreached] = checked.unreached.as_slice() else { panic!("{checked:?}") };
+    assert!(unreached.worker == "nobody" && unreached.error.contains("refused"), "{unreached:?}");
+    let files = || std::fs::read_dir(place.control().join("probes")).unwrap().count();
+    assert_eq!(files(), 1);
+    ask(1, Step::End(ProbeEnd {}));
+    eventually("its file is gone", || (files() == 0).then_some(()));
+    assert!(std::net::TcpStream::connect(("127.0.0.1", u16::try_from(begun.port).unwrap())).is_err());
+
+    // As a worker that has another file system at that path would see it.
+    std::fs::remove_file(place.control().join("endpoint.json")).unwrap();
+    ask(2, begin(&nonce));
+    let Answer::Begun(blind) = answer(2, |answer| matches!(answer, Answer::Begun(_))) else { panic!() };
+    let fault = blind.fault.unwrap();
+    assert!(fault.path.ends_with("run/control/endpoint.json"), "{fault:?}");
+    assert_eq!((fault.kind(), fault.errno), (ProbeFaultKind::Blind, nix::libc::ENOENT));
 }
 
 #[test]

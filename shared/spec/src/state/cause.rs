@@ -47,6 +47,9 @@ pub enum Cause {
         have: u32,
         /// Workers that are needed.
         need: u32,
+        /// Workers that would do if they were not quarantined; empty where they would not be enough.
+        #[serde(default)]
+        quarantined: Vec<String>,
     },
     /// The world could not be formed.
     FormingFailed {
@@ -149,6 +152,8 @@ pub enum WhyLost {
     Left,
     /// It could not clean up and is quarantined.
     Quarantined,
+    /// A person took it out of service.
+    TakenOut,
 }
 
 impl Cause {
@@ -187,6 +192,7 @@ impl Cause {
                 | Self::TimeLimit
                 | Self::Straggler { .. }
                 | Self::Superseded { .. }
+                | Self::WorkerLost { why: WhyLost::TakenOut, .. }
         );
         !free && !self.is_store_away()
     }
@@ -253,6 +259,9 @@ impl Cause {
                 "read the stacks: a file system, a device or a peer that does not answer; if it was slow and not hung, raise \
                  fault_tolerance.hang"
             }
+            Self::WaitingForWorkers { quarantined, .. } if !quarantined.is_empty() => {
+                "`trainctl workers list` says why they are quarantined; `trainctl workers release` lets them in again"
+            }
             Self::WaitingForWorkers { .. } => "start workers, or resume with a smaller resources.workers",
             Self::Checkpoint { .. } => "`trainctl checkpoints verify`, then resume from an older one",
             Self::Storage { .. } => "free space or repair the file system, then `trainctl resume --from LATEST`",
@@ -297,6 +306,7 @@ impl fmt::Display for Cause {
                     WhyLost::Restarted => "was restarted",
                     WhyLost::Left => "left",
                     WhyLost::Quarantined => "is quarantined: a process of it cannot be killed",
+                    WhyLost::TakenOut => "was taken out of service by `trainctl workers quarantine --now`",
                 };
                 match rank {
                     Some(rank) => write!(f, "worker {worker} (rank {rank}) {why}"),
@@ -316,9 +326,17 @@ impl fmt::Display for Cause {
                     (_, None) => write!(f, "; all waited in: {collective}"),
                 }
             }
-            Self::WaitingForWorkers { have, need } => {
+            Self::WaitingForWorkers { have, need, quarantined } => {
                 let missing = need.saturating_sub(*have);
-                write!(f, "waiting for {missing} more worker{} ({have} of {need})", if missing == 1 { "" } else { "s" })
+                write!(
+                    f,
+                    "waiting for {missing} more worker{} ({have} of {need})",
+                    if missing == 1 { "" } else { "s" }
+                )?;
+                match quarantined.as_slice() {
+                    [] => Ok(()),
+                    names => write!(f, "; quarantined: {}", names.join(", ")),
+                }
             }
             Self::FormingFailed { message } => write!(f, "the world could not be formed: {message}"),
             Self::Abandoned { message } => write!(f, "the formation was given up: {message}"),

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use trainctl_proto::v1::{
-    Ack, Assignment, CommandResult, Fence, Heartbeat, Phase, Progress, RankReport, RunningTrainer, StartTrainer,
-    StopTrainer, TrainerControl, coordinator_message::Body as Command, rank_report::Report,
+    Ack, Assignment, CommandResult, Fence, Health, Heartbeat, Phase, Probe, ProbeResult, Progress, RankReport,
+    RunningTrainer, StartTrainer, StopTrainer, TrainerControl, coordinator_message::Body as Command,
+    rank_report::Report,
 };
 
 use super::results::Results;
@@ -54,6 +55,10 @@ pub enum Event {
     },
     /// The trainer and everything of it is gone and its exit is spooled.
     Gone,
+    /// The worker measured itself.
+    Measured(Health),
+    /// What [`Effect::Probe`] asked for was looked at.
+    Probed(ProbeResult),
     /// Time passed.
     Tick,
 }
@@ -85,6 +90,8 @@ pub enum Effect {
     Control(TrainerControl),
     /// Find out what the trainer's threads are doing.
     DumpStacks,
+    /// Look at a run directory, at peers.
+    Probe(Probe),
     /// The coordinator has the spool up to here.
     Acked(Ack),
 }
@@ -98,6 +105,10 @@ pub enum Outgoing {
     Result(CommandResult),
     /// From the trainer.
     Report(Box<RankReport>),
+    /// The newest measurement.
+    Health(Health),
+    /// Answer to a probe.
+    Probed(ProbeResult),
 }
 
 /// State of the stream.
@@ -166,6 +177,9 @@ pub struct Machine {
     results: Results,
     /// A start that waits for the end of the trainer before it.
     next: Option<StartTrainer>,
+    /// The last beat of this stream, in the coordinator's time and in ours.
+    beat: Option<(u64, Duration)>,
+    health: Option<Health>,
     ticked_at: Duration,
     run_of: fn(&Assignment) -> Result<String, String>,
 }
@@ -179,6 +193,8 @@ impl Machine {
             fences,
             results: Results::default(),
             next: None,
+            beat: None,
+            health: None,
             ticked_at: Duration::ZERO,
             run_of,
         }
@@ -213,6 +229,7 @@ impl Machine {
         match event {
             Event::Connected => {
                 self.stream = Stream::Up { heard_at: now, lease: FIRST_LEASE, beat_at: now + HEARTBEAT };
+                self.beat = None;
                 Vec::new()
             }
             Event::Disconnected { reason, retry_in } => {
@@ -224,7 +241,7 @@ impl Machine {
                 if let Stream::Up { heard_at, .. } = &mut self.stream {
                     *heard_at = now;
                 }
-                self.heard(command)
+                self.heard(now, command)
             }
             Event::Said(report) => self.said(now, report),
             Event::Started { pid, start_time } => self.started(pid, start_time),
@@ -237,6 +254,12 @@ impl Machine {
             }
             Event::Stuck { reason } => self.stuck(reason),
             Event::Gone => self.gone(),
+            Event::Measured(health) => {
+                let health = Health { busy: self.has_trainer(), ..health };
+                self.health = Some(health.clone());
+                vec![Effect::Send(Outgoing::Health(health))]
+            }
+            Event::Probed(result) => vec![Effect::Send(Outgoing::Probed(result))],
             Event::Tick => self.tick(now),
         }
     }
@@ -267,8 +290,12 @@ impl Machine {
         }
     }
 
+    /// Without the wall clock, which is not the machine's to read.
     fn heartbeat(&self, now: Duration) -> Heartbeat {
-        let Some(running) = self.running() else { return Heartbeat::default() };
+        let (beat_us, heard_at) = self.beat.unwrap_or((0, now));
+        let held_us = u64::try_from(now.saturating_sub(heard_at).as_micros()).unwrap_or(u64::MAX);
+        let beat = Heartbeat { beat_us, held_us, ..Heartbeat::default() };
+        let Some(running) = self.running() else { return beat };
         let progress = match &self.trainer {
             Trainer::Running { progress: Some((progress, said_at)), .. } => {
                 Some((progress, now.saturating_sub(*said_at)))
@@ -277,10 +304,10 @@ impl Machine {
         };
         let silent_ms = progress.map_or(0, |(_, silent)| u64::try_from(silent.as_millis()).unwrap_or(u64::MAX));
         let progress = progress.map(|(progress, _)| progress.clone());
-        Heartbeat { phase: running.phase, step: running.step, progress, silent_ms }
+        Heartbeat { phase: running.phase, step: running.step, progress, silent_ms, ..beat }
     }
 
-    fn heard(&mut self, command: Command) -> Vec<Effect> {
+    fn heard(&mut self, now: Duration, command: Command) -> Vec<Effect> {
         match command {
             Command::Welcome(welcome) => {
                 if let Stream::Up { lease, .. } = &mut self.stream {
@@ -290,9 +317,15 @@ impl Machine {
                     Trainer::Running { formed, .. } => formed.clone(),
                     _ => None,
                 };
-                formed.map(|report| Effect::Send(Outgoing::Report(report))).into_iter().chain([Effect::Pump]).collect()
+                let formed = formed.map(|report| Effect::Send(Outgoing::Report(report)));
+                let health = self.health.clone().map(|health| Effect::Send(Outgoing::Health(health)));
+                formed.into_iter().chain(health).chain([Effect::Pump]).collect()
             }
-            Command::Beat(_) => Vec::new(),
+            Command::Beat(beat) => {
+                self.beat = Some((beat.sent_us, now));
+                Vec::new()
+            }
+            Command::Probe(probe) => vec![Effect::Probe(probe)],
             Command::Ack(ack) => vec![Effect::Acked(ack)],
             Command::StartTrainer(start) => self.start(start),
             Command::StopTrainer(stop) => self.stop(stop),

@@ -225,7 +225,7 @@ fn a_silent_coordinator_is_dialled_again_after_its_lease() {
     for ms in (1_300..=2_000).step_by(100) {
         machine.on(NOW + Duration::from_millis(ms), Event::Tick);
     }
-    machine.on(NOW + 2 * HEARTBEAT, Event::Heard(Command::Beat(Beat {})));
+    machine.on(NOW + 2 * HEARTBEAT, Event::Heard(Command::Beat(Beat::default())));
     let silent_from = NOW + 2 * HEARTBEAT;
     let in_lease = (1..=10).map(|tick| silent_from + Duration::from_millis(300) * tick);
     for now in in_lease {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use trainctl_proto::v1::{Assignment, Hello, TrainerControl, WorkerMessage, worker_message::Body};
+use trainctl_proto::v1::{Assignment, Heartbeat, Hello, Probe, TrainerControl, WorkerMessage, worker_message::Body};
 use trainctl_runtime::backoff::Backoff;
 use trainctl_runtime::clock::Clock;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
@@ -44,6 +44,12 @@ pub trait Processes: Send {
     fn dump_stacks(&mut self);
 }
 
+/// Looks at run directories and peers. Calls return at once; what was found arrives as [`Event::Probed`].
+pub trait Probes: Send {
+    /// Takes a step of a round.
+    fn probe(&mut self, probe: Probe);
+}
+
 /// Keeps the fences. A trait because a simulator has no disk.
 pub trait FenceStore: Send + Sync + 'static {
     /// Stores them durably.
@@ -67,6 +73,8 @@ pub struct Parts<P> {
     pub clock: Arc<dyn Clock>,
     /// The trainer.
     pub processes: P,
+    /// Looks at run directories and peers.
+    pub probes: Box<dyn Probes>,
     /// Records to send.
     pub spool: SpoolHandle,
     /// Where fences are kept.
@@ -178,6 +186,7 @@ impl<P: Processes> Owner<P> {
                 Effect::Kill { reason } => self.parts.processes.kill(&reason),
                 Effect::Control(control) => self.parts.processes.control(control),
                 Effect::DumpStacks => self.parts.processes.dump_stacks(),
+                Effect::Probe(probe) => self.parts.probes.probe(probe),
                 Effect::Acked(ack) => self.parts.spool.ack(ack.spool, ack.up_to),
             }
         }
@@ -237,7 +246,11 @@ impl<P: Processes> Owner<P> {
     /// lost result is asked for again (J7).
     fn send(&self, message: Outgoing) {
         let body = match message {
-            Outgoing::Heartbeat(heartbeat) => Body::Heartbeat(heartbeat),
+            Outgoing::Heartbeat(heartbeat) => {
+                Body::Heartbeat(Heartbeat { wall_ms: Some(self.parts.clock.wall_ms()), ..heartbeat })
+            }
+            Outgoing::Health(health) => Body::Health(health),
+            Outgoing::Probed(result) => Body::ProbeResult(result),
             Outgoing::Result(result) => {
                 tracing::info!(command = %result.command_id, error = %result.error, stale = result.stale, "command answered");
                 Body::CommandResult(result)

@@ -68,6 +68,13 @@ impl Processes for Names {
     fn dump_stacks(&mut self) {}
 }
 
+/// Nobody looks at anything.
+struct Blind;
+
+impl super::owner::Probes for Blind {
+    fn probe(&mut self, _: trainctl_proto::v1::Probe) {}
+}
+
 struct Stored(Arc<Mutex<Vec<String>>>);
 
 impl FenceStore for Stored {
@@ -90,6 +97,7 @@ async fn it_dials_until_it_is_answered_carries_out_in_order_and_leaves_in_order(
         transport: Arc::new(Flaky { refuse: 3, dials: dials.clone(), links }),
         clock,
         processes: Names { events: events_tx, seen: seen.clone() },
+        probes: Box::new(Blind),
         spool,
         fences: Arc::new(Stored(seen.clone())),
         hello: Hello { worker_id: "w".to_owned(), ..Hello::default() },

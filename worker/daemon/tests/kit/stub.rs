@@ -180,6 +180,10 @@ impl Stub {
         self.lock().heard.iter().filter(|heard| is_it(&heard.body)).count()
     }
 
+    pub fn wait_body<T>(&self, what: &str, pick: impl Fn(&Body) -> Option<T>) -> T {
+        self.wait(what, |shared| shared.heard.iter().find_map(|heard| pick(&heard.body)))
+    }
+
     pub fn wait_report<T>(&self, what: &str, pick: impl Fn(&Heard, &RankReport) -> Option<T>) -> T {
         self.wait(what, |shared| reports(shared).iter().find_map(|(heard, report)| pick(heard, report)))
     }
@@ -283,7 +287,7 @@ impl Workers for Service {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 let beats = state.0.lock().unwrap().beats;
                 let Some(commands) = commands.upgrade() else { break };
-                let beat = CoordinatorMessage { body: Some(Command::Beat(Beat {})) };
+                let beat = CoordinatorMessage { body: Some(Command::Beat(Beat::default())) };
                 if beats && commands.send(Ok(beat)).await.is_err() {
                     break;
                 }
