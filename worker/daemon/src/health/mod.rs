@@ -21,6 +21,9 @@ use crate::session::machine::Event;
 /// Time between two measurements.
 const EVERY: Duration = Duration::from_secs(60);
 
+/// GPUs are the coordinator's to judge once somebody asks them.
+const NOT_ASKED: &str = "this worker does not speak NVML yet";
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Measure {
@@ -44,6 +47,9 @@ impl Measure {
         match disk::free(&self.state_dir) {
             Ok(free) => health.state_free = Some(free),
             Err(error) => health.errors.push(format!("free space of {}: {error}", self.state_dir.display())),
+        }
+        if self.device != "cpu" {
+            NOT_ASKED.clone_into(&mut health.device_error);
         }
         health
     }
