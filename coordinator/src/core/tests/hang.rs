@@ -11,7 +11,7 @@ impl World {
         let collective = "all-reduce the loss".to_owned();
         let progress = Some(v1::Progress { entered, left, collective });
         let phase = v1::Phase::Stepping.into();
-        let beat = v1::Heartbeat { phase, step: Some(step), progress, silent_ms: 500 };
+        let beat = v1::Heartbeat { phase, step: Some(step), progress, silent_ms: 500, ..v1::Heartbeat::default() };
         let body = Some(v1::worker_message::Body::Heartbeat(beat));
         self.handle(Event::Message { session, message: Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body }) });
     }

@@ -186,7 +186,7 @@ mod probes {
         }
 
         /// The newest probe that was sent to each session, and its round.
-        fn asked(&self, session: SessionId) -> (u64, Step) {
+        fn probe_of(&self, session: SessionId) -> (u64, Step) {
             let probes = self.sent.iter().rev().filter_map(|(to, body)| match body {
                 Body::Probe(probe) if *to == session => Some(probe.clone()),
                 _ => None,
@@ -196,13 +196,13 @@ mod probes {
         }
 
         fn answer(&mut self, session: SessionId, result: Answer) {
-            let (round, _) = self.asked(session);
+            let (round, _) = self.probe_of(session);
             let result = v1::ProbeResult { round, result: Some(result) };
             self.say(session, v1::worker_message::Body::ProbeResult(result));
         }
 
         fn well(&mut self, session: SessionId) {
-            let answer = match self.asked(session).1 {
+            let answer = match self.probe_of(session).1 {
                 Step::Begin(_) => Answer::Begun(v1::ProbeBegun { port: 7, ..v1::ProbeBegun::default() }),
                 Step::Check(_) => Answer::Checked(v1::ProbeChecked::default()),
                 Step::End(_) => panic!("session {session}: the round is over"),
@@ -231,17 +231,17 @@ mod probes {
         world.submit();
         world.join_from("a", 1, "w0", None);
         world.join_from("a", 2, "w1", None);
-        let (_, Step::Begin(begin)) = world.asked(2) else { panic!("{:?}", world.asked(2)) };
+        let (_, Step::Begin(begin)) = world.probe_of(2) else { panic!("{:?}", world.probe_of(2)) };
         assert_eq!((begin.nonce.as_str(), begin.run_dir.as_str(), begin.address.as_str()), ("nonce", "/runs/tiny", ""));
         world.well(1);
-        assert!(matches!(world.asked(1).1, Step::Begin(_)), "nobody looks before all have written");
+        assert!(matches!(world.probe_of(1).1, Step::Begin(_)), "nobody looks before all have written");
         world.well(2);
-        let (_, Step::Check(check)) = world.asked(1) else { panic!("{:?}", world.asked(1)) };
+        let (_, Step::Check(check)) = world.probe_of(1) else { panic!("{:?}", world.probe_of(1)) };
         assert_eq!((check.seen, check.dial.len()), (vec!["w1".to_owned()], 0), "one machine: nobody dials");
         assert_eq!(world.preparations(), 0);
         world.well(1);
         world.well(2);
-        assert!(matches!(world.asked(2).1, Step::End(_)));
+        assert!(matches!(world.probe_of(2).1, Step::End(_)));
         world.prepare(StartPoint::default());
         let mut world = world.run();
         let probes = |world: &World| world.sent.iter().filter(|(_, body)| matches!(body, Body::Probe(_))).count();
@@ -259,11 +259,11 @@ mod probes {
         for (session, machine) in [(1, "a"), (2, "b")] {
             world.join_from(machine, session, &format!("w{session}"), None);
         }
-        let (_, Step::Begin(begin)) = world.asked(1) else { panic!("{:?}", world.asked(1)) };
+        let (_, Step::Begin(begin)) = world.probe_of(1) else { panic!("{:?}", world.probe_of(1)) };
         assert_eq!(begin.address, "127.0.0.1");
         world.well(1);
         world.well(2);
-        let (_, Step::Check(check)) = world.asked(2) else { panic!("{:?}", world.asked(2)) };
+        let (_, Step::Check(check)) = world.probe_of(2) else { panic!("{:?}", world.probe_of(2)) };
         assert_eq!((check.dial[0].worker.as_str(), check.dial[0].port), ("w1", 7));
         world.well(1);
         let (worker, address, error) = ("w1".to_owned(), "127.0.0.1:7".to_owned(), "Connection refused".to_owned());
@@ -272,7 +272,7 @@ mod probes {
         assert_eq!(world.waiting(), "worker w2 on  cannot reach worker w1 on  at 127.0.0.1:7: Connection refused");
         assert_eq!((world.workers.len(), world.preparations()), (0, 0), "one pair blames nobody");
         world.beat(1);
-        assert!(matches!(world.asked(1).1, Step::End(_)), "not at once");
+        assert!(matches!(world.probe_of(1).1, Step::End(_)), "not at once");
         let retry = Policy::default().prepare_retry;
         let end = world.now + retry;
         while world.now < end {
@@ -280,7 +280,7 @@ mod probes {
             world.beat(1);
             world.beat(2);
         }
-        assert!(matches!(world.asked(1).1, Step::Begin(_)));
+        assert!(matches!(world.probe_of(1).1, Step::Begin(_)));
         for session in [1, 2, 1, 2] {
             world.well(session);
         }
@@ -329,7 +329,7 @@ mod probes {
         let mut world = world.run();
         world.join(3, "w2", None);
         world.handle(Event::Tick);
-        let (_, Step::Begin(_)) = world.asked(3) else { panic!("{:?}", world.asked(3)) };
+        let (_, Step::Begin(_)) = world.probe_of(3) else { panic!("{:?}", world.probe_of(3)) };
         for session in [1, 2, 3, 1, 2, 3] {
             world.well(session);
         }
@@ -356,10 +356,10 @@ mod probes {
         world.join(1, "w0", None);
         world.join(2, "w1", None);
         world.join(3, "w2", None);
-        let (first, _) = world.asked(1);
+        let (first, _) = world.probe_of(1);
         world.well(1);
         world.handle(Event::Gone { session: 2 });
-        let (second, Step::Begin(_)) = world.asked(1) else { panic!("{:?}", world.asked(1)) };
+        let (second, Step::Begin(_)) = world.probe_of(1) else { panic!("{:?}", world.probe_of(1)) };
         assert!(second > first);
         let late = v1::ProbeResult { round: first, result: Some(Answer::Begun(v1::ProbeBegun::default())) };
         world.say(1, v1::worker_message::Body::ProbeResult(late));
