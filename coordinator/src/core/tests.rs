@@ -164,7 +164,20 @@ impl World {
     }
 
     fn join_from(&mut self, machine: &str, session: SessionId, worker: &str, running: Option<v1::RunningTrainer>) {
+        let spooled_up_to = self.core.workers.get(worker).map_or(0, |worker| worker.received);
+        self.join_with(machine, session, worker, running, spooled_up_to);
+    }
+
+    fn join_with(
+        &mut self,
+        machine: &str,
+        session: SessionId,
+        worker: &str,
+        running: Option<v1::RunningTrainer>,
+        spooled_up_to: u64,
+    ) {
         let hello = v1::Hello {
+            spooled_up_to,
             worker_id: worker.to_owned(),
             incarnation: format!("{worker}-{session}"),
             boot_id: machine.to_owned(),
@@ -421,6 +434,16 @@ fn a_hello_from_between_a_trainers_exit_and_its_session_hearing_of_it_leaves_the
     world.join(3, "w1", Some(running(1)));
     world.prepare(StartPoint::default());
     assert_eq!(world.starts().len(), 4, "both workers can take a rank");
+}
+
+#[test]
+fn j6_a_late_hello_of_a_dial_that_was_given_up_does_not_end_a_rank() {
+    let mut world = World::running();
+    world.join_with("m", 3, "w1", None, 0);
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    world.report(2, 1, Report::Step(v1::StepDone { step: 7 }));
+    let status = world.core.status(&job()).unwrap();
+    assert_eq!(status.ranks[1].step, Some(7), "its stream goes on");
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub struct Worker {
     /// Its wall clock against ours, and when that was measured.
     pub(super) skew: Option<(Skew, Duration)>,
     spool: String,
-    received: u64,
+    pub(super) received: u64,
     target: u64,
     acked: u64,
     pending: BTreeSet<u64>,
@@ -94,6 +94,11 @@ impl Worker {
             acked: 0,
             pending: BTreeSet::new(),
         }
+    }
+
+    /// Records were taken in that were not spooled when it said this Hello.
+    fn has_said_more_than(&self, hello: &v1::Hello) -> bool {
+        self.spool == hello.spool && hello.spooled_up_to < self.received
     }
 
     /// Everything that it had spooled when it dialled has arrived.
@@ -160,6 +165,12 @@ impl Core {
         let id = hello.worker_id.clone();
         let worker =
             self.workers.entry(id.clone()).or_insert_with(|| Worker::expected(&id, &hello.incarnation, at.now));
+        if worker.has_said_more_than(&hello) {
+            // From a dial that was given up long ago: what it says is over, and what its stream brings was sent again.
+            info!(worker = %id, "a late Hello: ignored");
+            out.push(Effect::Close { session });
+            return;
+        }
         if let Some(old) = worker.session.replace(session) {
             out.push(Effect::Close { session: old });
         }
