@@ -178,6 +178,12 @@ impl World {
         let Some(job) = self.scenario.jobs.iter().position(|job| job.id.0 == fence.job) else { return };
         let term = coordinator.term(job + 1);
         assert_eq!(fence.term, term, "J2: coordinator {life} commands under another term than its own");
+        if matches!(message, Body::StartTrainer(_)) {
+            let journal =
+                self.disk.journals.get(&coordinator.term(0)).and_then(|jobs| jobs.get(&self.scenario.jobs[job].id));
+            let is_journaled = journal.is_some_and(|record| record.generation.0 == fence.generation);
+            assert!(is_journaled, "J7: a start of generation {} precedes its journal entry", fence.generation);
+        }
     }
 
     /// J1: nothing leaves a terminal phase. J5: only progress refills the budget.

@@ -212,7 +212,15 @@ impl World {
             group.whole_since = Some(self.now);
             let members: Vec<usize> = group.alive.values().copied().collect();
             members.into_iter().for_each(|worker| self.say(worker, Report::Formed(v1::Formed {})));
-            self.soon(20..300, What::Step(tag));
+            let Some(group) = self.groups.get_mut(&tag).filter(|group| group.step >= group.stop_at) else {
+                return self.soon(20..300, What::Step(tag));
+            };
+            // Nothing is left to do.
+            (group.is_done, group.stop_at) = (true, group.step);
+            for worker in group.alive.values().copied().collect::<Vec<_>>() {
+                let life = self.workers[worker].incarnation;
+                self.soon(1..300, What::Finish(worker, life, tag));
+            }
         }
     }
 

@@ -122,7 +122,10 @@ impl World {
         };
         let until = until.max(cut);
         if until > self.now {
-            return self.after(until - self.now, What::Delivery { stream, to_worker });
+            // Whoever waited longest is heard last: TCP tries again ever more rarely.
+            let wait = until - self.now;
+            let late = self.random.random_range(0..=(wait / 4).min(3_000));
+            return self.after(wait + late, What::Delivery { stream, to_worker });
         }
         let (life, coordinator) = (open.life, open.coordinator);
         let line = if to_worker { &mut open.to_worker } else { &mut open.to_coordinator };

@@ -158,7 +158,7 @@ impl Scenario {
             disk: [1..10, 1..60, 1..400][(seed / 9 % 3) as usize].clone(),
             crash_in: [2_000, 400, 150][(seed / 2 % 3) as usize],
             repeat_in: 4,
-            stale_in: 8,
+            stale_in: 3,
             storms,
         };
         Self { seed, jobs, num_workers, num_spare, weather }
