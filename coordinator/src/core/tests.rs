@@ -441,7 +441,7 @@ fn j6_a_late_hello_of_a_dial_that_was_given_up_does_not_end_a_rank() {
     let mut world = World::running();
     world.join_with("m", 3, "w1", None, 0);
     assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
-    world.report(2, 1, Report::Step(v1::StepDone { step: 7 }));
+    world.report(2, 1, Report::Step(v1::StepDone { step: 7, ..Default::default() }));
     let status = world.core.status(&job()).unwrap();
     assert_eq!(status.ranks[1].step, Some(7), "its stream goes on");
 }
