@@ -308,7 +308,7 @@ impl Ending {
         let stopped_by_us = lock(&self.current).as_ref().is_some_and(|current| current.killed.is_some());
         let mut facts = exit::facts(status.as_ref().ok(), stopped_by_us, self.oom.has_risen());
         let cleaned = clean(&self.setup, KILL_LIMIT);
-        facts.stderr_tail = log::tail(&self.remembered.log, self.remembered.log_start);
+        facts.stderr_tail = last_words(&self.setup.state, &self.remembered);
         if let Err(error) = &status {
             facts.stderr_tail.push(format!("trainctl-worker: the trainer's exit status is unknown: {error}"));
         }
@@ -337,6 +337,13 @@ impl Ending {
         lock(&self.current).take();
         Ok(())
     }
+}
+
+/// The last lines of a trainer's log; of one that was a standby and has written nothing since, those from before.
+fn last_words(state: &StateDir, remembered: &Remembered) -> Vec<String> {
+    let tail = log::tail(&remembered.log, remembered.log_start);
+    let before = state.path().join(standby::LOG);
+    if tail.is_empty() && before.exists() { log::tail(&before, 0) } else { tail }
 }
 
 /// Kills and reaps what descends from this daemon (but what it keeps) and what carries its mark.
@@ -374,7 +381,7 @@ pub fn settle_predecessor(
     let Some(remembered) = state.load_running()? else { return Ok(false) };
     spawn::kill_marked(&remembered.incarnation, &[], KILL_LIMIT).map_err(anyhow::Error::msg)?;
     if !was_reported(&remembered) {
-        let mut tail = log::tail(&remembered.log, remembered.log_start);
+        let mut tail = last_words(state, &remembered);
         tail.push("trainctl-worker: the worker was killed, and its trainer with it".to_owned());
         let facts = TrainerExit {
             signal: Some(nix::sys::signal::Signal::SIGKILL as i32),

@@ -14,6 +14,9 @@ use trainctl_runtime::proc;
 use super::spawn::{Child, Order};
 use super::{Setup, lock};
 
+/// What it writes before it is a rank, in the worker's state directory.
+pub(super) const LOG: &str = "standby.log";
+
 /// The standby of a worker, if there is one.
 #[derive(Clone, Default)]
 pub(super) struct Standby(Arc<Mutex<Option<Waiting>>>);
@@ -52,7 +55,7 @@ impl Standby {
 }
 
 fn fork(setup: &Setup) -> Result<Waiting, String> {
-    let path = setup.state.path().join("standby.log");
+    let path = setup.state.path().join(LOG);
     let log = OpenOptions::new().create(true).write(true).truncate(true).open(&path);
     let log = log.map_err(|error| format!("open {}: {error}", path.display()))?;
     let (ours, theirs) = UnixStream::pair().map_err(|error| format!("make its link: {error}"))?;
