@@ -202,8 +202,14 @@ def process_cpu(pid: int) -> float:
 
 
 def thread_cpu(pid: int, name: str) -> float:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(ticks((task / "stat").read_text()) for task in tasks if (task / "comm").read_text().strip() == name)
+    used = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            if (task / "comm").read_text().strip() == name:
+                used += ticks((task / "stat").read_text())
+        except FileNotFoundError:
+            pass  # A thread that has ended meanwhile.
+    return used
 
 
 def children_of(pid: int) -> list[int]:

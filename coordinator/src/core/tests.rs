@@ -164,20 +164,19 @@ impl World {
     }
 
     fn join_from(&mut self, machine: &str, session: SessionId, worker: &str, running: Option<v1::RunningTrainer>) {
-        let spooled_up_to = self.core.workers.get(worker).map_or(0, |worker| worker.received);
-        self.join_with(machine, session, worker, running, spooled_up_to);
+        self.join_at(machine, session, worker, running, session);
     }
 
-    fn join_with(
+    fn join_at(
         &mut self,
         machine: &str,
         session: SessionId,
         worker: &str,
         running: Option<v1::RunningTrainer>,
-        spooled_up_to: u64,
+        dialled_at_ms: u64,
     ) {
         let hello = v1::Hello {
-            spooled_up_to,
+            dialled_at_ms,
             worker_id: worker.to_owned(),
             incarnation: format!("{worker}-{session}"),
             boot_id: machine.to_owned(),
@@ -439,7 +438,7 @@ fn a_hello_from_between_a_trainers_exit_and_its_session_hearing_of_it_leaves_the
 #[test]
 fn j6_a_late_hello_of_a_dial_that_was_given_up_does_not_end_a_rank() {
     let mut world = World::running();
-    world.join_with("m", 3, "w1", None, 0);
+    world.join_at("m", 3, "w1", None, 1);
     assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
     world.report(2, 1, Report::Step(v1::StepDone { step: 7, ..Default::default() }));
     let status = world.core.status(&job()).unwrap();

@@ -56,6 +56,8 @@ pub struct Worker {
     pub(super) health: Option<v1::Health>,
     /// Its wall clock against ours, and when that was measured.
     pub(super) skew: Option<(Skew, Duration)>,
+    /// When it dialled, on its machine's clock.
+    dialled_at_ms: u64,
     spool: String,
     pub(super) received: u64,
     target: u64,
@@ -88,6 +90,7 @@ impl Worker {
             facts: Facts::default(),
             health: None,
             skew: None,
+            dialled_at_ms: 0,
             spool: String::new(),
             received: 0,
             target: 0,
@@ -96,9 +99,9 @@ impl Worker {
         }
     }
 
-    /// Records were taken in that were not spooled when it said this Hello.
-    fn has_said_more_than(&self, hello: &v1::Hello) -> bool {
-        self.spool == hello.spool && hello.spooled_up_to < self.received
+    /// It has dialled again since it said this Hello, in this life of its daemon or a later one.
+    fn has_dialled_since(&self, hello: &v1::Hello) -> bool {
+        self.machine == hello.boot_id && hello.dialled_at_ms < self.dialled_at_ms
     }
 
     /// Everything that it had spooled when it dialled has arrived.
@@ -112,6 +115,7 @@ impl Worker {
             (self.received, self.acked) = (0, 0);
             self.pending.clear();
         }
+        self.dialled_at_ms = hello.dialled_at_ms;
         self.incarnation.clone_from(&hello.incarnation);
         self.host.clone_from(&hello.host);
         self.machine.clone_from(&hello.boot_id);
@@ -165,7 +169,7 @@ impl Core {
         let id = hello.worker_id.clone();
         let worker =
             self.workers.entry(id.clone()).or_insert_with(|| Worker::expected(&id, &hello.incarnation, at.now));
-        if worker.has_said_more_than(&hello) {
+        if worker.has_dialled_since(&hello) {
             // From a dial that was given up long ago: what it says is over, and what its stream brings was sent again.
             info!(worker = %id, "a late Hello: ignored");
             out.push(Effect::Close { session });

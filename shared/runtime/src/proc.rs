@@ -67,6 +67,14 @@ pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
+/// Time since the machine booted, suspension included: orders what processes of one machine do, over their restarts too.
+///
+/// # Errors
+/// When the system has no such clock.
+pub fn since_boot() -> io::Result<Duration> {
+    Ok(nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?.into())
+}
+
 /// This machine's name; "unknown" when it has none.
 #[must_use]
 pub fn host_name() -> String {

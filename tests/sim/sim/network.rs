@@ -67,7 +67,7 @@ impl World {
         self.streams.insert(stream, Stream { worker, life, coordinator, side, to_worker, to_coordinator });
         self.workers[worker].stream = Some(stream);
         if self.coordinators.get(&coordinator).is_some_and(|coordinator| coordinator.is_serving) {
-            let hello = Box::new(self.workers[worker].hello());
+            let hello = Box::new(self.workers[worker].hello(self.now));
             self.send(stream, false, Message::Hello(hello));
             self.after(OPEN_TIMEOUT, What::DialTimeout(stream));
         } else {

@@ -125,8 +125,9 @@ impl Worker {
         (self.ticked_at, self.idle_since) = (now, now);
     }
 
-    pub(crate) fn hello(&self) -> v1::Hello {
+    pub(crate) fn hello(&self, dialled_at_ms: u64) -> v1::Hello {
         v1::Hello {
+            dialled_at_ms,
             worker_id: self.id.clone(),
             incarnation: format!("{}-{}", self.id, self.incarnation),
             host: "h".to_owned(),

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use trainctl_proto::v1::{Assignment, Heartbeat, Hello, Probe, TrainerControl, WorkerMessage, worker_message::Body};
 use trainctl_runtime::backoff::Backoff;
 use trainctl_runtime::clock::Clock;
+use trainctl_runtime::proc;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 
 use super::machine::{Effect, Event, Machine, Outgoing};
@@ -195,7 +196,9 @@ impl<P: Processes> Owner<P> {
 
     fn hello(&self) -> Hello {
         let spooled = self.parts.spool.status();
+        let since_boot = proc::since_boot().unwrap_or_default();
         Hello {
+            dialled_at_ms: u64::try_from(since_boot.as_millis()).unwrap_or(u64::MAX),
             running: self.machine.running(),
             spool: self.parts.spool.id().to_owned(),
             spooled_up_to: spooled.last,
