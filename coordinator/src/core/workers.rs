@@ -171,7 +171,9 @@ impl Core {
             self.workers.entry(id.clone()).or_insert_with(|| Worker::expected(&id, &hello.incarnation, at.now));
         if worker.has_dialled_since(&hello) {
             // From a dial that was given up long ago: what it says is over, and what its stream brings was sent again.
+            // That it was heard counts all the same: leases are by our own clock (J6).
             info!(worker = %id, "a late Hello: ignored");
+            worker.heard_at = at.now;
             out.push(Effect::Close { session });
             return;
         }
