@@ -426,42 +426,6 @@ fn running(rank: u32) -> v1::RunningTrainer {
 }
 
 #[test]
-fn a_hello_from_between_a_trainers_exit_and_its_session_hearing_of_it_leaves_the_worker_free() {
-    let mut world = World::running();
-    world.killed(2, 1);
-    world.stopped(1, 0);
-    world.join(3, "w1", Some(running(1)));
-    world.prepare(StartPoint::default());
-    assert_eq!(world.starts().len(), 4, "both workers can take a rank");
-}
-
-#[test]
-fn j6_a_late_hello_of_a_dial_that_was_given_up_does_not_end_a_rank() {
-    let mut world = World::running();
-    world.join_at("m", 3, "w1", None, 1);
-    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
-    world.report(2, 1, Report::Step(v1::StepDone { step: 7, ..Default::default() }));
-    let status = world.core.status(&job()).unwrap();
-    assert_eq!(status.ranks[1].step, Some(7), "its stream goes on");
-}
-
-#[test]
-fn a_worker_is_free_when_it_has_stopped_what_nobody_wanted() {
-    let mut world = World::new();
-    world.submit();
-    world.join(1, "w0", None);
-    // Of a generation whose exit a coordinator before this one has taken in and acknowledged.
-    world.join(2, "w1", Some(running(1)));
-    let Some((_, Body::StopTrainer(stop))) = world.sent.pop() else { panic!("a trainer that nobody wants is stopped") };
-    let result = v1::CommandResult { command_id: stop.command_id, ..v1::CommandResult::default() };
-    let body = Some(v1::worker_message::Body::CommandResult(result));
-    let message = Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body });
-    world.handle(Event::Message { session: 2, message });
-    world.prepare(StartPoint::default());
-    assert_eq!(world.starts().len(), 2);
-}
-
-#[test]
 fn an_incomplete_save_of_a_dead_generation_is_given_up() {
     let mut world = World::running();
     world.shards(1, 0, 9);
@@ -818,3 +782,4 @@ mod saves;
 mod stragglers;
 
 mod quarantine;
+mod workers;
