@@ -8,26 +8,19 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::sync::mpsc::Sender;
-use tonic::Status;
 use trainctl_proto::v1;
 use trainctl_proto::v1::watch_event::Kind;
 use trainctl_spec::report::{TrainRow, ValidationRow};
 
+use crate::answers::{Answers, Error};
 use crate::jobs::Watched;
 
 /// Logs grow without telling anyone: how often they are looked at.
 const LOG_LOOK: Duration = Duration::from_millis(200);
 /// Bytes of one log chunk.
 const CHUNK: usize = 64 << 10;
-
-/// Why a stream ended early.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The caller does not listen any more.
-    #[error("the caller hung up")]
-    HungUp,
-}
+/// Bytes of a file that are read at once, unless a line has more: files grow without end, readers are many.
+const PIECE: u64 = 1 << 20;
 
 /// A file that is read line by line as it grows.
 struct Lines {
@@ -37,27 +30,41 @@ struct Lines {
     /// The last line, which must still end at `offset`.
     last: Vec<u8>,
     seen: (u64, u64),
+    /// Whether the last read stopped before the file's end.
+    has_more: bool,
 }
 
 impl Lines {
     /// Begins at the file's start, or after its present last line.
     fn new(path: PathBuf, from_start: bool) -> Self {
-        let mut lines = Self { path, offset: 0, last: Vec::new(), seen: (0, 0) };
-        if !from_start {
+        let mut lines = Self { path, offset: 0, last: Vec::new(), seen: (0, 0), has_more: !from_start };
+        while lines.has_more {
             lines.read();
         }
         lines
     }
 
-    /// Complete lines since the last call. A file that cannot be read has none: it may not exist before its first row.
+    /// Complete lines since the last call, or a piece of them. A file that cannot be read has none: it may not exist before its
+    /// first row.
     fn read(&mut self) -> Vec<String> {
+        self.has_more = false;
         let Ok(mut file) = std::fs::File::open(&self.path) else { return Vec::new() };
         if !self.last_is_there(&mut file) {
             self.offset = 0;
         }
+        if file.seek(SeekFrom::Start(self.offset)).is_err() {
+            return Vec::new();
+        }
         let mut bytes = Vec::new();
-        let read = file.seek(SeekFrom::Start(self.offset)).and_then(|_| file.read_to_end(&mut bytes));
-        let (Ok(_), Some(end)) = (read, bytes.iter().rposition(|byte| *byte == b'\n')) else { return Vec::new() };
+        let end = loop {
+            let Ok(read) = file.by_ref().take(PIECE).read_to_end(&mut bytes) else { return Vec::new() };
+            self.has_more = read as u64 == PIECE;
+            match bytes.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => break end,
+                None if self.has_more => {}
+                None => return Vec::new(),
+            }
+        };
         bytes.truncate(end + 1);
         self.offset += bytes.len() as u64;
         self.last = bytes.split_inclusive(|byte| *byte == b'\n').next_back().unwrap_or_default().to_vec();
@@ -93,7 +100,7 @@ pub async fn watch(
     mut watched: Watched,
     from_start: bool,
     once: bool,
-    sender: Sender<Result<v1::WatchEvent, Status>>,
+    answers: &Answers<v1::WatchEvent>,
 ) -> Result<(), Error> {
     let mut training = Lines::new(watched.run_dir.training_rows(), from_start);
     let mut events = Lines::new(watched.run_dir.events(), from_start);
@@ -108,23 +115,25 @@ pub async fn watch(
         watched.changed.mark_unchanged();
         let status = watched.status.borrow_and_update().clone();
         let over = is_over(&status);
-        let mut kinds: Vec<Kind> = events.read().into_iter().map(Kind::EventJson).collect();
-        kinds.extend(
-            training
-                .rows(|row: &TrainRow| (row.generation, row.step))
-                .into_iter()
-                .map(|row| Kind::Train((&row).into())),
-        );
-        for (name, lines) in &mut validations {
-            let rows = lines.rows(|row: &ValidationRow| (row.generation, row.step));
-            kinds.extend(
-                rows.into_iter().map(|row| Kind::Validation((&ValidationRow { name: name.clone(), ..row }).into())),
-            );
+        loop {
+            let mut kinds: Vec<Kind> = events.read().into_iter().map(Kind::EventJson).collect();
+            let rows = training.rows(|row: &TrainRow| (row.generation, row.step));
+            kinds.extend(rows.into_iter().map(|row| Kind::Train((&row).into())));
+            for (name, lines) in &mut validations {
+                let rows = lines.rows(|row: &ValidationRow| (row.generation, row.step));
+                kinds.extend(
+                    rows.into_iter().map(|row| Kind::Validation((&ValidationRow { name: name.clone(), ..row }).into())),
+                );
+            }
+            for kind in kinds {
+                answers.send(v1::WatchEvent { kind: Some(kind) }).await?;
+            }
+            let have_more = events.has_more || training.has_more || validations.iter().any(|(_, lines)| lines.has_more);
+            if !have_more {
+                break;
+            }
         }
-        kinds.push(Kind::Job(status));
-        for kind in kinds {
-            sender.send(Ok(v1::WatchEvent { kind: Some(kind) })).await.map_err(|_| Error::HungUp)?;
-        }
+        answers.send(v1::WatchEvent { kind: Some(Kind::Job(status)) }).await?;
         if over || once || gone {
             return Ok(());
         }
@@ -132,7 +141,7 @@ pub async fn watch(
         gone = tokio::select! {
             changed = watched.changed.changed() => changed.is_err(),
             changed = watched.status.changed() => changed.is_err(),
-            () = sender.closed() => return Err(Error::HungUp),
+            () = answers.closed() => return Err(Error::HungUp),
         };
     }
 }
@@ -142,7 +151,7 @@ pub async fn logs(
     watched: Watched,
     rank: Option<u32>,
     follow: bool,
-    sender: Sender<Result<v1::LogChunk, Status>>,
+    answers: &Answers<v1::LogChunk>,
 ) -> Result<(), Error> {
     let mut offsets = std::collections::BTreeMap::new();
     let first = watched.status.borrow().generation;
@@ -155,7 +164,7 @@ pub async fn logs(
                 let offset = offsets.entry((generation, number)).or_insert(0);
                 while let Some(data) = chunk(&path, offset) {
                     let chunk = v1::LogChunk { rank: number, generation, data };
-                    sender.send(Ok(chunk)).await.map_err(|_| Error::HungUp)?;
+                    answers.send(chunk).await?;
                 }
             }
         }
@@ -164,7 +173,7 @@ pub async fn logs(
         }
         tokio::select! {
             () = tokio::time::sleep(LOG_LOOK) => {}
-            () = sender.closed() => return Err(Error::HungUp),
+            () = answers.closed() => return Err(Error::HungUp),
         }
     }
 }
@@ -223,5 +232,29 @@ mod tests {
         // A restart from step 0 cuts step 1 away, and the file has grown again before anyone looks.
         std::fs::write(&path, format!("{first}{}", row(2, 1))).unwrap();
         assert_eq!(read(&mut lines), [(2, 1)]);
+    }
+
+    #[test]
+    fn a_long_file_is_read_piece_by_piece() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let long = "x".repeat(2 * PIECE as usize + 7);
+        let short = "y".repeat(PIECE as usize / 3);
+        let wanted = [long, short.clone(), short.clone(), short.clone(), short];
+        std::fs::write(&path, wanted.join("\n") + "\nunfinished").unwrap();
+        let mut lines = Lines::new(path.clone(), true);
+        let (mut found, mut pieces) = (Vec::new(), 0);
+        loop {
+            let piece = lines.read();
+            assert!(pieces == 0 || piece.iter().map(String::len).sum::<usize>() <= PIECE as usize);
+            found.extend(piece);
+            pieces += 1;
+            if !lines.has_more {
+                break;
+            }
+        }
+        assert!(pieces > 1);
+        assert!(found == wanted, "{:?}", found.iter().map(String::len).collect::<Vec<_>>());
+        assert_eq!(Lines::new(path, false).read(), Vec::<String>::new(), "all of it is skipped");
     }
 }

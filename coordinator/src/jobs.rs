@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_stream::Stream;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use trainctl_proto::v1;
-use trainctl_runtime::auth;
+use trainctl_runtime::auth::{self, Caller};
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::admission::{self, Admission, Asked, Refusal};
@@ -25,13 +24,10 @@ use crate::owner::{Gone, Handle, RunPorts};
 use crate::record::JobRecord;
 use crate::run_io::{IoRequest, RunTask};
 use crate::runs::Runs;
-use crate::{exports, follow, refusal};
+use crate::{answers, exports, follow, refusal};
 
 /// How long a submission waits for the last writes of the job before. A disk that hangs may hold them up.
 const RELEASE_LIMIT: Duration = Duration::from_secs(30);
-
-/// Messages of one answer stream that may wait.
-const STREAM: usize = 64;
 
 const RUN: TaskKind = TaskKind { name: "run directory", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
 const HOOKS: TaskKind = TaskKind { name: "commands", on_cancel: OnCancel::Finish, on_error: OnError::Log };
@@ -51,6 +47,8 @@ pub struct JobsService {
     pub watches: Watches,
     /// One submission at a time: two for one directory must see each other.
     pub submitting: Mutex<()>,
+    /// How long a reader of a stream may stand still.
+    pub patience: Duration,
 }
 
 /// How each job's state and files are watched.
@@ -403,21 +401,42 @@ impl v1::jobs_server::Jobs for JobsService {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let caller = Caller::of(&request)?;
         let asked = request.into_inner();
         let watched = self.watched(&asked.job).await?;
-        let (sender, messages) = mpsc::channel(STREAM);
-        drop(spawn(FOLLOW, &self.shutdown, follow::watch(watched, asked.from_start, asked.once, sender)));
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        let (answers, stream) = answers::stream(self.patience);
+        drop(spawn(FOLLOW, &self.shutdown, async move {
+            tokio::select! {
+                ended = follow::watch(watched, asked.from_start, asked.once, &answers) => log_slow(ended),
+                status = caller.over() => answers.end(status),
+            }
+            Ok::<(), std::convert::Infallible>(())
+        }));
+        Ok(Response::new(Box::pin(stream)))
     }
 
     type LogsStream = Pin<Box<dyn Stream<Item = Result<v1::LogChunk, Status>> + Send>>;
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
+        let caller = Caller::of(&request)?;
         let asked = request.into_inner();
         let watched = self.watched(&asked.job).await?;
-        let (sender, messages) = mpsc::channel(STREAM);
-        drop(spawn(FOLLOW, &self.shutdown, follow::logs(watched, asked.rank, asked.follow, sender)));
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        let (answers, stream) = answers::stream(self.patience);
+        drop(spawn(FOLLOW, &self.shutdown, async move {
+            tokio::select! {
+                ended = follow::logs(watched, asked.rank, asked.follow, &answers) => log_slow(ended),
+                status = caller.over() => answers.end(status),
+            }
+            Ok::<(), std::convert::Infallible>(())
+        }));
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// Callers hang up when they like; one that had to be dropped is worth a line.
+fn log_slow(ended: Result<(), answers::Error>) {
+    if let Err(error @ answers::Error::TooSlow(_)) = ended {
+        info!(%error, "a slow reader");
     }
 }
 

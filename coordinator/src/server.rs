@@ -7,31 +7,38 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::sync::Mutex;
-use tokio_stream::wrappers::TcpListenerStream;
 use tower::util::MapResponseLayer;
 use tracing::{info, warn};
+use trainctl_proto::v1::grants_server::GrantsServer;
 use trainctl_proto::v1::jobs_server::JobsServer;
 use trainctl_proto::v1::rendezvous_server::RendezvousServer;
 use trainctl_proto::v1::workers_server::WorkersServer;
-use trainctl_runtime::auth::{self, AuthLayer};
+use trainctl_runtime::auth::{self, AuthLayer, Gate, Grants};
 use trainctl_runtime::clock::{Clock, SystemClock};
+use trainctl_runtime::connections::{Incoming, Limits};
 use trainctl_runtime::endpoint::{self, Endpoint};
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 use trainctl_runtime::{proc, rpc, tls};
 use trainctl_spec::{JobSpec, Term};
 use trainctl_store::RunDir;
 
+use crate::access::access;
 use crate::core::{Core, Policy};
+use crate::grants::GrantsService;
 use crate::jobs::{JobsService, Watches, run_task, start, watch_only};
 use crate::journal::{Journal, SqliteJournal};
 use crate::owner::{Handle, Owner};
 use crate::rendezvous::Rendezvous;
 use crate::runs::{INCARNATION_HEADER, Runs};
-use crate::workers::{RendezvousService, WorkersService};
+use crate::workers::{MAX_RENDEZVOUS, RendezvousService, WorkersService};
 
 const OWNER: TaskKind = TaskKind { name: "owner", on_cancel: OnCancel::Finish, on_error: OnError::Shutdown };
 /// How long tasks may take to end after shutdown began.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a reader of a stream may stand still.
+const SLOW_READER: Duration = Duration::from_secs(60);
+/// Another time for that, in milliseconds, for tests that cannot wait for the usual one.
+const SLOW_READER_VARIABLE: &str = "TRAINCTL_READER_MS";
 
 /// Where and how to serve.
 #[derive(Debug)]
@@ -67,6 +74,13 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
         state_dir: Some(state_dir.clone()),
     };
     let tokens = auth::load_or_create(&state_dir)?;
+    let grants = Arc::new(Grants::load(&state_dir)?);
+    let lease = std::env::var(Policy::LEASE_VARIABLE).ok();
+    let policy = Policy::with_lease(lease.as_deref()).map_err(anyhow::Error::msg)?;
+    let patience = match std::env::var(SLOW_READER_VARIABLE) {
+        Err(_) => SLOW_READER,
+        Ok(text) => Duration::from_millis(text.parse().with_context(|| format!("{SLOW_READER_VARIABLE}={text}"))?),
+    };
     let runs = Arc::new(Runs::new(state_dir.clone(), endpoint.clone(), tokens.clone(), shutdown.clone()));
     let tenure = runs.hold(&state_dir).await?;
     let journal = SqliteJournal::open(&state_dir, tenure.term())?;
@@ -74,10 +88,24 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
 
     let watches = Watches::default();
     let stores = Rendezvous::default();
-    let owner = start_owner(journal, stores.clone(), &runs, &watches, &endpoint, &shutdown).await?;
-    let jobs =
-        JobsService { owner: owner.clone(), runs, shutdown: shutdown.clone(), watches, submitting: Mutex::new(()) };
-    serve(listener, tls, tokens, &endpoint, Services { jobs, owner, stores }, shutdown.clone()).await?;
+    let owner = start_owner(journal, policy, stores.clone(), &runs, &watches, &endpoint, &shutdown).await?;
+    let jobs = JobsService {
+        owner: owner.clone(),
+        runs,
+        shutdown: shutdown.clone(),
+        watches,
+        submitting: Mutex::new(()),
+        patience,
+    };
+    let authority = tls.as_ref().map(|tls| tls.authority.clone());
+    let gate = Gate { tokens, grants: grants.clone(), is_tls: tls.is_some(), access };
+    let services = Services {
+        jobs,
+        grants: GrantsService { grants },
+        workers: WorkersService { owner, authority, shutdown: shutdown.clone() },
+        rendezvous: RendezvousService { stores },
+    };
+    serve(listener, tls, gate, &endpoint, services, shutdown.clone()).await?;
     if !shutdown.wait(SHUTDOWN_LIMIT).await {
         warn!("tasks did not end in {SHUTDOWN_LIMIT:?}");
     }
@@ -87,6 +115,7 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
 /// The owner task, with every job of the journal adopted.
 async fn start_owner(
     journal: SqliteJournal,
+    policy: Policy,
     stores: Rendezvous,
     runs: &Arc<Runs>,
     watches: &Watches,
@@ -95,8 +124,6 @@ async fn start_owner(
 ) -> Result<Handle> {
     let (records, workers) = (journal.jobs()?, journal.workers()?);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let lease = std::env::var(Policy::LEASE_VARIABLE).ok();
-    let policy = Policy::with_lease(lease.as_deref()).map_err(anyhow::Error::msg)?;
     let seed = u64::from_str_radix(&auth::random_hex(8)?, 16).unwrap_or_default();
     let mut core = Core::new(policy, clock.now(), seed);
     core.probe(endpoint.incarnation.clone());
@@ -138,14 +165,15 @@ async fn start_owner(
 
 struct Services {
     jobs: JobsService,
-    owner: Handle,
-    stores: Rendezvous,
+    grants: GrantsService,
+    workers: WorkersService,
+    rendezvous: RendezvousService,
 }
 
 async fn serve(
     listener: tokio::net::TcpListener,
     tls: Option<tls::ServerTls>,
-    tokens: auth::Tokens,
+    gate: Gate,
     endpoint: &Endpoint,
     services: Services,
     shutdown: Shutdown,
@@ -163,17 +191,30 @@ async fn serve(
         response.headers_mut().insert(INCARNATION_HEADER, incarnation.clone());
         response
     });
-    let workers = WorkersService { owner: services.owner, shutdown: shutdown.clone() };
-    let rendezvous = RendezvousService { stores: services.stores };
+    let limits = Limits::of(proc::raise_open_files().context("raise the limit of open files")?);
+    info!(connections = limits.connections, "listening");
+    let jobs = JobsServer::new(services.jobs)
+        .max_decoding_message_size(rpc::MAX_REQUEST_BYTES)
+        .max_encoding_message_size(rpc::MAX_ANSWER_BYTES);
+    let grants = GrantsServer::new(services.grants)
+        .max_decoding_message_size(rpc::MAX_SMALL_BYTES)
+        .max_encoding_message_size(rpc::MAX_REQUEST_BYTES);
+    let workers = WorkersServer::new(services.workers)
+        .max_decoding_message_size(rpc::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(rpc::MAX_MESSAGE_BYTES);
+    let rendezvous = RendezvousServer::new(services.rendezvous)
+        .max_decoding_message_size(MAX_RENDEZVOUS)
+        .max_encoding_message_size(MAX_RENDEZVOUS);
     rpc::server(tls.as_ref())?
         .layer(name_us)
-        .layer(AuthLayer::new(tokens))
+        .layer(AuthLayer::new(gate))
         .add_service(health)
         .add_service(reflection)
-        .add_service(JobsServer::new(services.jobs).max_decoding_message_size(rpc::MAX_REQUEST_BYTES))
-        .add_service(WorkersServer::new(workers).max_decoding_message_size(rpc::MAX_MESSAGE_BYTES))
-        .add_service(RendezvousServer::new(rendezvous))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move { shutdown.cancelled().await })
+        .add_service(jobs)
+        .add_service(grants)
+        .add_service(workers)
+        .add_service(rendezvous)
+        .serve_with_incoming_shutdown(Incoming::new(listener, limits), async move { shutdown.cancelled().await })
         .await
         .context("serve")
 }

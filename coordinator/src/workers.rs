@@ -7,10 +7,15 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
-use tracing::debug;
+use tracing::{debug, info, warn};
 use trainctl_proto::convert::Fence;
 use trainctl_proto::v1;
+use trainctl_runtime::auth::Caller;
+use trainctl_runtime::certificates;
+use trainctl_runtime::clock::{Clock, SystemClock};
+use trainctl_runtime::connections::Peer;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+use trainctl_runtime::tls::Authority;
 
 use crate::core::Event;
 use crate::owner::{Gone, Handle};
@@ -18,10 +23,14 @@ use crate::rendezvous::{Error, Rendezvous};
 
 /// Messages to one worker that may wait; a worker that lets more pile up must dial again.
 const OUTBOX: usize = 256;
+/// How long a session may wait for its first message.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// Longest that a rendezvous call may wait, whatever it asks for.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// Bytes of one rendezvous value.
 const MAX_VALUE: usize = 4 << 20;
+/// Bytes of one rendezvous message: a value, its key and its fence.
+pub const MAX_RENDEZVOUS: usize = MAX_VALUE + (64 << 10);
 
 const SESSION: TaskKind = TaskKind { name: "worker session", on_cancel: OnCancel::Abort, on_error: OnError::Log };
 
@@ -29,6 +38,8 @@ const SESSION: TaskKind = TaskKind { name: "worker session", on_cancel: OnCancel
 pub struct WorkersService {
     /// The owner task.
     pub owner: Handle,
+    /// Signs certificates; absent on loopback, where the join token is all that a worker needs.
+    pub authority: Option<Authority>,
     /// Ends the streams.
     pub shutdown: Shutdown,
 }
@@ -41,9 +52,12 @@ impl v1::workers_server::Workers for WorkersService {
         &self,
         request: Request<Streaming<v1::WorkerMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let peer = request.remote_addr();
+        let peer = Peer::of(request.extensions()).and_then(|peer| peer.address);
+        let caller = Caller::of(&request)?;
         let mut inbound = request.into_inner();
-        let Some(first) = inbound.next().await.transpose()? else {
+        let first = tokio::time::timeout(HELLO_LIMIT, inbound.next()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded(format!("no Hello within {HELLO_LIMIT:?}")))?;
+        let Some(first) = first.transpose()? else {
             return Err(Status::invalid_argument("the stream ended before Hello"));
         };
         let Some(v1::worker_message::Body::Hello(mut hello)) = first.body else {
@@ -51,6 +65,12 @@ impl v1::workers_server::Workers for WorkersService {
         };
         if hello.worker_id.is_empty() || hello.incarnation.is_empty() {
             return Err(Status::invalid_argument("Hello without worker_id or incarnation"));
+        }
+        if let Some(certified) = caller.worker.filter(|worker| *worker != hello.worker_id) {
+            let claimed = hello.worker_id;
+            warn!(certified, claimed, peer = ?peer, "a worker claims another one's id: refused");
+            let text = format!("the certificate is worker {certified:?}'s, and Hello says {claimed:?}");
+            return Err(Status::permission_denied(text));
         }
         if hello.address.is_empty() {
             hello.address = peer.map(|peer| peer.ip().to_string()).unwrap_or_default();
@@ -73,6 +93,24 @@ impl v1::workers_server::Workers for WorkersService {
             owner.event(Event::Gone { session }).await
         }));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+
+    async fn enroll(&self, request: Request<v1::EnrollRequest>) -> Result<Response<v1::EnrollResponse>, Status> {
+        let Some(authority) = self.authority.clone() else {
+            let text = "this listener speaks no TLS: workers use the token of join.json here, and no certificate";
+            return Err(Status::failed_precondition(text));
+        };
+        let peer = Peer::of(request.extensions()).and_then(|peer| peer.address);
+        let v1::EnrollRequest { worker_id, certificate_request } = request.into_inner();
+        let now_ms = SystemClock::new().wall_ms();
+        let signed = authority.sign(&worker_id, &certificate_request, now_ms, certificates::LIFE);
+        let certificate_pem = signed.map_err(|error| match error {
+            certificates::Error::Make(_) => Status::internal(error.to_string()),
+            _ => Status::invalid_argument(error.to_string()),
+        })?;
+        info!(worker = %worker_id, peer = ?peer, "a worker enrolled");
+        let valid_ms = u64::try_from(certificates::LIFE.as_millis()).unwrap_or(u64::MAX);
+        Ok(Response::new(v1::EnrollResponse { certificate_pem, valid_ms }))
     }
 }
 

@@ -13,3 +13,6 @@ pub mod v1 {
 
 /// The encoded `FileDescriptorSet`, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The path of every method of every service, as a request has it: `/trainctl.v1.Jobs/List`.
+pub const METHODS: &[&str] = include!(concat!(env!("OUT_DIR"), "/methods.rs"));

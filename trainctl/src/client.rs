@@ -1,5 +1,6 @@
 //! A connection to a coordinator, and what its answers mean for the exit code.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -19,6 +20,9 @@ pub(crate) struct CoordinatorArgs {
     /// ./control/endpoint.json, then the user's state directory
     #[arg(long, value_name = "ADDR")]
     pub(crate) coordinator: Option<String>,
+    /// File with the token of `trainctl auth grant`, for who is not the run's owner
+    #[arg(long, value_name = "FILE", env = "TRAINCTL_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 /// A client of the Jobs service.
@@ -27,8 +31,19 @@ pub(crate) type Client = JobsClient<AuthedChannel>;
 impl CoordinatorArgs {
     /// Finds a coordinator and dials it.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
+        self.channel().await.map(client)
+    }
+
+    /// The same, for services other than Jobs.
+    pub(crate) async fn channel(&self) -> Result<AuthedChannel, Failure> {
         let located = self.locate()?;
-        connect(&located).await
+        let token = match &self.token_file {
+            None => owner_token(&located)?,
+            Some(file) => auth::read_file(file).map_err(|error| {
+                Failure::usage(format!("--token-file: {error}; `trainctl auth grant NAME --file FILE` makes one"))
+            })?,
+        };
+        dial(&located, &token).await
     }
 
     /// Finds a coordinator's endpoint file.
@@ -37,14 +52,16 @@ impl CoordinatorArgs {
     }
 }
 
-/// Dials a coordinator that was found.
+/// Dials a coordinator that was found, as its owner.
 pub(crate) async fn connect(located: &Located) -> Result<Client, Failure> {
-    let token = owner_token(located)?;
-    let channel = rpc::connect(&located.endpoint, &token).await.map_err(|error| {
+    dial(located, &owner_token(located)?).await.map(client)
+}
+
+async fn dial(located: &Located, token: &str) -> Result<AuthedChannel, Failure> {
+    rpc::connect(&located.endpoint, token).await.map_err(|error| {
         let started = process(&located.endpoint);
         Failure::unreachable(format!("{error}; {} names it{started}", located.dir.join(endpoint::FILE_NAME).display()))
-    })?;
-    Ok(client(channel))
+    })
 }
 
 /// Whether a coordinator answers there within 3 s: a frozen one accepts connections and says nothing.
@@ -59,7 +76,7 @@ pub(crate) async fn answers(located: &Located) -> bool {
 /// Wraps a channel.
 pub(crate) fn client(channel: AuthedChannel) -> Client {
     JobsClient::new(channel)
-        .max_decoding_message_size(rpc::MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(rpc::MAX_ANSWER_BYTES)
         .max_encoding_message_size(rpc::MAX_REQUEST_BYTES)
 }
 
@@ -79,7 +96,9 @@ fn owner_token(located: &Located) -> Result<String, Failure> {
     }
     reasons.dedup();
     let reasons = reasons.join("; ");
-    Err(Failure::usage(format!("no token for the coordinator: {reasons}; only the person who started it may use it")))
+    Err(Failure::usage(format!(
+        "no token for the coordinator: {reasons}; only the person who started it may use it, or who has a grant of theirs (`trainctl auth grant`) and names it with --token-file"
+    )))
 }
 
 /// What an answer of the coordinator means.

@@ -65,7 +65,7 @@ pub(crate) async fn follow(
     let mut asked = Asked::default();
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
     let mut told_away = false;
-    loop {
+    'following: loop {
         match watch(&mut client, job).await {
             Ok(mut stream) => {
                 if std::mem::take(&mut told_away) {
@@ -78,6 +78,11 @@ pub(crate) async fn follow(
                             Some(Ok(event)) => if let Some(ended) = show(event, progress) {
                                 return Ok(Followed::Ended(Box::new(ended)));
                             },
+                            // This process stood still for long (Ctrl-Z, Ctrl-S). The rows since are in the run's files.
+                            Some(Err(status)) if status.code() == Code::ResourceExhausted => {
+                                progress.say("nothing was shown for a while: following from here");
+                                continue 'following;
+                            }
                             Some(Err(status)) if !client::is_away(&status) => return Err(client::failure(&status)),
                             Some(Err(_)) | None => break,
                         },

@@ -3,12 +3,15 @@
 //! - [`clock`], [`backoff`]: time and retries as values, so that decisions can be tested and simulated.
 //! - [`signals`], [`tasks`]: one place that listens to signals, one place that spawns tasks.
 //! - [`telemetry`]: logs to stderr.
-//! - [`endpoint`], [`auth`], [`tls`], [`rpc`]: how a client finds a coordinator, proves itself, and dials.
+//! - [`endpoint`], [`auth`], [`certificates`], [`tls`], [`rpc`]: how a client finds a coordinator, proves itself, and dials.
+//! - [`connections`]: how many connections a listener takes, and whose.
 //! - [`proc`]: process hygiene through `/proc` and prctl.
 
 pub mod auth;
 pub mod backoff;
+pub mod certificates;
 pub mod clock;
+pub mod connections;
 pub mod endpoint;
 mod files;
 pub mod proc;

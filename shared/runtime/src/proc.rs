@@ -241,6 +241,19 @@ pub fn die_with_parent() -> Result<bool, ParentError> {
     }
 }
 
+/// Raises the number of files that this process may open to what the system allows, and answers it. Sockets are files.
+///
+/// # Errors
+/// The system's answer.
+pub fn raise_open_files() -> std::io::Result<u64> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    }
+    Ok(hard)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::BufRead;

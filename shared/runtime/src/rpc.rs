@@ -10,6 +10,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Server};
 use tonic::{Request, Status};
 
+use crate::certificates::Certified;
 use crate::endpoint::{self, Endpoint};
 use crate::tls;
 
@@ -18,17 +19,51 @@ use crate::tls;
 pub const MAX_MESSAGE_BYTES: usize = 512 * 1024 * 1024;
 /// Largest request that people's commands may send, bytes: a spec is a few KiB.
 pub const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
+/// Largest answer to people's commands, bytes: a list of all jobs of a coordinator, with their specs' names and states.
+pub const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
+/// Largest message that only has a name in it, bytes.
+pub const MAX_SMALL_BYTES: usize = 64 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A channel that sends its bearer token with every call.
+/// Calls and streams that may be open on one connection.
+const MAX_STREAMS: u32 = 256;
+/// Bytes of a call's headers.
+const MAX_HEADERS: u32 = 16 << 10;
+/// Bytes of an HTTP/2 frame.
+const MAX_FRAME: u32 = 16 << 10;
+/// Streams that a peer may reset before they were looked at, until its connection is closed.
+const MAX_RESETS: usize = 20;
+
+/// A channel that proves itself with every call.
 pub type AuthedChannel = InterceptedService<Channel, Bearer>;
 
-/// Adds `authorization: Bearer …`.
+/// How a caller proves who it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Credentials<'a> {
+    /// A bearer token, sent with every call.
+    Token(&'a str),
+    /// A certificate, shown in the TLS handshake. Only for endpoints with a CA.
+    Certificate(&'a Certified),
+}
+
+impl<'a> From<&'a str> for Credentials<'a> {
+    fn from(token: &'a str) -> Self {
+        Self::Token(token)
+    }
+}
+
+impl<'a> From<&'a String> for Credentials<'a> {
+    fn from(token: &'a String) -> Self {
+        Self::Token(token)
+    }
+}
+
+/// Adds `authorization: Bearer …` where there is a token.
 #[derive(Clone)]
 pub struct Bearer {
-    header: MetadataValue<Ascii>,
+    header: Option<MetadataValue<Ascii>>,
 }
 
 impl std::fmt::Debug for Bearer {
@@ -39,7 +74,9 @@ impl std::fmt::Debug for Bearer {
 
 impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        request.metadata_mut().insert("authorization", self.header.clone());
+        if let Some(header) = &self.header {
+            request.metadata_mut().insert("authorization", header.clone());
+        }
         Ok(request)
     }
 }
@@ -79,15 +116,23 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error::Unreachable`] after every address was tried for 3 s; [`Error::Invalid`].
-pub async fn connect(endpoint: &Endpoint, token: &str) -> Result<AuthedChannel, Error> {
+pub async fn connect<'a>(endpoint: &Endpoint, credentials: impl Into<Credentials<'a>>) -> Result<AuthedChannel, Error> {
+    let credentials = credentials.into();
     let invalid = |what, reason: &dyn std::fmt::Display| Error::Invalid {
         what,
         at: endpoint.display(),
         reason: reason.to_string(),
     };
-    let mut header: MetadataValue<Ascii> =
-        format!("Bearer {token}").parse().map_err(|error| invalid("token", &format_args!("{error}")))?;
-    header.set_sensitive(true);
+    let header = match credentials {
+        Credentials::Certificate(_) => None,
+        Credentials::Token(token) => {
+            // The parser's own text could quote the token.
+            let parsed: Result<MetadataValue<Ascii>, _> = format!("Bearer {token}").parse();
+            let mut header = parsed.map_err(|_| invalid("token", &"it has characters that no token has"))?;
+            header.set_sensitive(true);
+            Some(header)
+        }
+    };
     let mut last = "endpoint.json lists no address".to_owned();
     for address in &endpoint.addresses {
         let scheme = if endpoint.ca_pem.is_some() { "https" } else { "http" };
@@ -100,8 +145,11 @@ pub async fn connect(endpoint: &Endpoint, token: &str) -> Result<AuthedChannel, 
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .keep_alive_while_idle(true);
         if let Some(ca_pem) = &endpoint.ca_pem {
-            let config =
+            let mut config =
                 ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca_pem)).domain_name(tls::SERVER_NAME);
+            if let Credentials::Certificate(certified) = credentials {
+                config = config.identity(certified.identity());
+            }
             dial = dial.tls_config(config).map_err(|error| invalid("certificate", &error))?;
         }
         match tokio::time::timeout(CONNECT_TIMEOUT * 2, dial.connect()).await {
@@ -114,7 +162,8 @@ pub async fn connect(endpoint: &Endpoint, token: &str) -> Result<AuthedChannel, 
 }
 
 /// The last cause of an error: tonic's own text is only "transport error".
-fn innermost(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn innermost(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;
@@ -122,7 +171,8 @@ fn innermost(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// A server with keep-alives and, when given, TLS. Add the [`AuthLayer`](crate::auth::AuthLayer) to it.
+/// A server with keep-alives, limits and, when given, TLS. Add the [`AuthLayer`](crate::auth::AuthLayer) to it, limits on
+/// message sizes to each service, and serve [`Incoming`](crate::connections::Incoming).
 ///
 /// # Errors
 /// [`Error::Invalid`] when the certificate is refused.
@@ -130,7 +180,10 @@ pub fn server(tls: Option<&tls::ServerTls>) -> Result<Server, Error> {
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
-        .tcp_nodelay(true);
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(MAX_HEADERS)
+        .max_frame_size(MAX_FRAME)
+        .http2_max_pending_accept_reset_streams(Some(MAX_RESETS));
     match tls {
         None => Ok(server),
         Some(tls) => server.tls_config(tls.config.clone()).map_err(|error| Error::Invalid {

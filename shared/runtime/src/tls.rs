@@ -1,15 +1,18 @@
 //! TLS of a non-loopback listener: a CA of the run's own and a server certificate under the fixed name `coordinator`, so
-//! that no host name and no address has to be right in it.
+//! that no host name and no address has to be right in it. The same CA signs the workers' certificates
+//! ([`crate::certificates`]); a client may show one, and one that is not of this CA, or out of date, ends the handshake.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use tonic::transport::{Identity, ServerTlsConfig};
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
-use crate::files;
+use crate::{certificates, files};
 
 /// The name that clients expect in the server's certificate.
 pub const SERVER_NAME: &str = "coordinator";
@@ -47,11 +50,39 @@ pub struct ServerTls {
     pub config: ServerTlsConfig,
     /// The CA's certificate, for `endpoint.json`.
     pub ca_pem: String,
+    /// Signs workers' certificates.
+    pub authority: Authority,
 }
 
 impl std::fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ServerTls(…)")
+    }
+}
+
+/// The run's CA. Clones are the same one; its `Debug` shows nothing.
+#[derive(Clone)]
+pub struct Authority(Arc<Issuer<'static, KeyPair>>);
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Authority(…)")
+    }
+}
+
+impl Authority {
+    /// Signs a worker's request ([`certificates::Key::request`]), for `life` from `now_ms`; the certificate as PEM.
+    ///
+    /// # Errors
+    /// [`certificates::Error`].
+    pub fn sign(
+        &self,
+        worker_id: &str,
+        request: &[u8],
+        now_ms: u64,
+        life: Duration,
+    ) -> Result<String, certificates::Error> {
+        certificates::sign(&self.0, worker_id, request, now_ms, life)
     }
 }
 
@@ -99,7 +130,12 @@ pub fn load_or_create(state_dir: &Path) -> Result<ServerTls, Error> {
     let server_key = KeyPair::generate().map_err(broken)?;
     let server = server_params().and_then(|params| params.signed_by(&server_key, &issuer)).map_err(broken)?;
     let identity = Identity::from_pem(server.pem(), server_key.serialize_pem());
-    Ok(ServerTls { config: ServerTlsConfig::new().identity(identity), ca_pem })
+    // Optional, since people and those who enrol have none.
+    let config = ServerTlsConfig::new()
+        .identity(identity)
+        .client_ca_root(Certificate::from_pem(&ca_pem))
+        .client_auth_optional(true);
+    Ok(ServerTls { config, ca_pem, authority: Authority(Arc::new(issuer)) })
 }
 
 fn ca_params() -> Result<CertificateParams, rcgen::Error> {

@@ -5,16 +5,29 @@
 use std::net::SocketAddr;
 
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
-use trainctl_runtime::auth::{AuthLayer, Tokens};
+use trainctl_runtime::auth::{Access, AuthLayer, Gate, Grants, Tokens};
+use trainctl_runtime::certificates::{Certified, Key, LIFE};
+use trainctl_runtime::clock::{Clock, SystemClock};
+use trainctl_runtime::connections::{Incoming, Limits};
 use trainctl_runtime::endpoint::Endpoint;
+use trainctl_runtime::rpc::Credentials;
 use trainctl_runtime::{rpc, tls};
 
 fn tokens() -> Tokens {
     Tokens { owner: "o".repeat(64), worker: "w".repeat(64) }
+}
+
+/// As the coordinator's table has it, for three methods.
+fn access(path: &str) -> Access {
+    match path {
+        "/grpc.health.v1.Health/Check" => Access::Anyone,
+        "/trainctl.v1.Workers/Session" => Access::Work,
+        "/trainctl.v1.Workers/Enroll" => Access::Enroll,
+        _ => Access::Own,
+    }
 }
 
 /// Serves health behind the token layer, over TLS when there is a state directory.
@@ -22,8 +35,11 @@ async fn serve(tls: Option<tls::ServerTls>) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let address = listener.local_addr().expect("address");
     let (_, health) = tonic_health::server::health_reporter();
-    let server = rpc::server(tls.as_ref()).expect("server").layer(AuthLayer::new(tokens())).add_service(health);
-    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let nowhere = tempfile::tempdir().expect("temporary directory");
+    let grants = Grants::load(nowhere.path()).expect("none").into();
+    let gate = Gate { tokens: tokens(), grants, is_tls: tls.is_some(), access };
+    let server = rpc::server(tls.as_ref()).expect("server").layer(AuthLayer::new(gate)).add_service(health);
+    tokio::spawn(server.serve_with_incoming(Incoming::new(listener, Limits::of(64))));
     Endpoint {
         addresses: vec!["127.0.0.1".into()],
         port: address.port(),
@@ -40,17 +56,25 @@ async fn check(endpoint: &Endpoint, token: &str) -> Result<(), tonic::Status> {
     HealthClient::new(channel).check(HealthCheckRequest { service: String::new() }).await.map(drop)
 }
 
-/// Any path but health's.
-async fn other(endpoint: &Endpoint, token: &str) -> Code {
-    let channel = rpc::connect(endpoint, token).await.expect("connect");
-    let mut client = tonic::client::Grpc::new(channel);
+/// A call of a path that nothing serves here: `Unimplemented` once it was let in.
+async fn call<'a>(
+    endpoint: &Endpoint,
+    credentials: impl Into<Credentials<'a>>,
+    path: &'static str,
+) -> Result<Code, rpc::Error> {
+    let mut client = tonic::client::Grpc::new(rpc::connect(endpoint, credentials).await?);
     client.ready().await.expect("ready");
-    let codec = tonic_health_codec();
-    let path = tonic::codegen::http::uri::PathAndQuery::from_static("/trainctl.v1.Jobs/List");
+    let path = tonic::codegen::http::uri::PathAndQuery::from_static(path);
     let request = tonic::Request::new(HealthCheckRequest::default());
     let answer: Result<tonic::Response<tonic_health::pb::HealthCheckResponse>, _> =
-        client.unary(request, path, codec).await;
-    answer.expect_err("no such service").code()
+        client.unary(request, path, tonic_health_codec()).await;
+    let status = answer.expect_err("no such service");
+    let refused = std::error::Error::source(&status).map(rpc::innermost).unwrap_or_default();
+    Ok(if refused.contains("fatal alert") { Code::Unauthenticated } else { status.code() })
+}
+
+async fn other(endpoint: &Endpoint, token: &str) -> Code {
+    call(endpoint, token, "/trainctl.v1.Jobs/List").await.expect("connect")
 }
 
 fn tonic_health_codec() -> tonic_prost::ProstCodec<HealthCheckRequest, tonic_health::pb::HealthCheckResponse> {
@@ -77,6 +101,48 @@ async fn tls_holds_for_the_runs_own_ca_only() {
     let error = check(&Endpoint { ca_pem, ..endpoint.clone() }, "any").await.expect_err("a stranger's CA");
     assert!(error.message().contains("certificate"), "{error}");
     check(&Endpoint { ca_pem: None, ..endpoint }, "any").await.expect_err("in the clear");
+}
+
+#[tokio::test]
+async fn a_certificate_of_the_runs_ca_that_is_not_over_opens_what_workers_do() {
+    let state = tempfile::tempdir().expect("temporary directory");
+    let tls = tls::load_or_create(state.path()).expect("tls");
+    let (session, jobs) = ("/trainctl.v1.Workers/Session", "/trainctl.v1.Jobs/List");
+    let endpoint = serve(Some(tls.clone())).await;
+    let now = SystemClock::new().wall_ms();
+    let hour = 3_600_000;
+    let made = |tls: &tls::ServerTls, now: u64| -> Certified {
+        let key = Key::generate().expect("key");
+        let pem = tls.authority.sign("w1", &key.request().expect("request"), now, LIFE).expect("sign");
+        key.certified(pem)
+    };
+    let call = async |certified: &Certified, path| call(&endpoint, Credentials::Certificate(certified), path).await;
+
+    let good = made(&tls, now);
+    assert_eq!(call(&good, session).await.expect("connect"), Code::Unimplemented);
+    assert_eq!(call(&good, jobs).await.expect("connect"), Code::PermissionDenied);
+    // A restart keeps the CA, and a clock that is five minutes behind does no harm.
+    let again = tls::load_or_create(state.path()).expect("tls");
+    assert_eq!(call(&made(&again, now + hour / 12), session).await.expect("connect"), Code::Unimplemented);
+
+    let stranger = tempfile::tempdir().expect("temporary directory");
+    let foreign = tls::load_or_create(stranger.path()).expect("tls");
+    let life = u64::try_from(LIFE.as_millis()).expect("life");
+    let bad = [made(&tls, now - life - hour), made(&tls, now + hour), made(&foreign, now)];
+    for (certified, why) in bad.iter().zip(["expired", "not valid yet", "foreign"]) {
+        match call(certified, session).await {
+            Ok(code) => assert_eq!(code, Code::Unauthenticated, "{why}"),
+            Err(error) => assert!(error.to_string().contains("alert"), "{why}: {error}"),
+        }
+    }
+    // The join token asks for a certificate there and does nothing else.
+    assert_eq!(with_join_token(&endpoint, "/trainctl.v1.Workers/Enroll").await, Code::Unimplemented);
+    assert_eq!(with_join_token(&endpoint, session).await, Code::PermissionDenied);
+}
+
+async fn with_join_token(endpoint: &Endpoint, path: &'static str) -> Code {
+    let token = tokens().worker;
+    call(endpoint, &token, path).await.expect("connect")
 }
 
 #[tokio::test]

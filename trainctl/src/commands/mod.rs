@@ -1,5 +1,6 @@
 //! One file per verb.
 
+mod auth;
 mod cancel;
 mod checkpoints;
 mod coordinator;
@@ -54,6 +55,7 @@ enum Command {
     Metrics(metrics::Metrics),
     Events(events::Events),
     Explain(explain::Explain),
+    Auth(auth::Auth),
     Resume(resume::Resume),
     Fork(fork::Fork),
     Checkpoints(checkpoints::Checkpoints),
@@ -97,6 +99,7 @@ impl Cli {
             Command::Metrics(verb) => verb.run().await,
             Command::Events(verb) => verb.run().await,
             Command::Explain(verb) => verb.run().await,
+            Command::Auth(verb) => verb.run().await,
             Command::Resume(verb) => verb.run().await,
             Command::Fork(verb) => verb.run().await,
             Command::Checkpoints(verb) => verb.run().await,
@@ -130,7 +133,10 @@ impl JobArgs {
     async fn connect(&self) -> Result<(Client, String), Failure> {
         match self.run_dir() {
             Some(run_dir) if self.coordinator.coordinator.is_none() => {
-                let coordinator = CoordinatorArgs { coordinator: Some(run_dir.to_string_lossy().into_owned()) };
+                let coordinator = CoordinatorArgs {
+                    coordinator: Some(run_dir.to_string_lossy().into_owned()),
+                    ..self.coordinator.clone()
+                };
                 let mut client = coordinator.connect().await?;
                 let job = latest_in(&mut client, &run_dir).await?;
                 Ok((client, job))
@@ -188,18 +194,21 @@ mod tests {
         run: <spec> --set --workers --run-dir --until-step --fresh --weights-only
         coordinator: --state-dir --listen
         worker: --state-dir --coordinator --trainer --device
-        submit: <spec> --set --run-dir --coordinator --until-step --fresh --weights-only --follow --output
-        list: --coordinator --output
-        status: <job> --coordinator --output
-        workers list: --coordinator --output
-        workers quarantine: <worker> --reason --now --coordinator --output
-        workers release: <worker> --coordinator --output
-        cancel: <job> --now --coordinator --output
-        logs: <job> --coordinator --rank --follow --output
-        metrics: <job> --coordinator --output
-        events: <job> --coordinator --output
-        explain: <job> --coordinator --output
-        resume: <target> --set --from --allow-older --workers --until-step --coordinator --follow --output
+        submit: <spec> --set --run-dir --coordinator --token-file --until-step --fresh --weights-only --follow --output
+        list: --coordinator --token-file --output
+        status: <job> --coordinator --token-file --output
+        workers list: --coordinator --token-file --output
+        workers quarantine: <worker> --reason --now --coordinator --token-file --output
+        workers release: <worker> --coordinator --token-file --output
+        cancel: <job> --now --coordinator --token-file --output
+        logs: <job> --coordinator --token-file --rank --follow --output
+        metrics: <job> --coordinator --token-file --output
+        events: <job> --coordinator --token-file --output
+        explain: <job> --coordinator --token-file --output
+        auth grant: <name> --expires --file --coordinator --token-file --output
+        auth list: --coordinator --token-file --output
+        auth revoke: <name> --coordinator --token-file --output
+        resume: <target> --set --from --allow-older --workers --until-step --coordinator --token-file --follow --output
         fork: <parent> <spec> --set --keep --run-dir --run --output
         checkpoints list: <run> --output
         checkpoints show: <from> --output

@@ -96,7 +96,10 @@ impl Resume {
                 && client::answers(&Located { endpoint, dir: dir.clone() }).await
             {
                 note(&format!("queueing on the coordinator of {}", dir.display()));
-                return Some(CoordinatorArgs { coordinator: Some(dir.to_string_lossy().into_owned()) });
+                return Some(CoordinatorArgs {
+                    coordinator: Some(dir.to_string_lossy().into_owned()),
+                    ..CoordinatorArgs::default()
+                });
             }
         }
         None

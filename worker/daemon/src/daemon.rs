@@ -76,7 +76,7 @@ pub async fn run(options: Options, state: StateDir) -> anyhow::Result<()> {
     let keeper = std::thread::Builder::new().name("keeper".to_owned()).spawn(move || watch(keeper, &keeper_stopped))?;
 
     let (events_tx, events) = mpsc::channel(EVENT_QUEUE);
-    let (transport, gateway) = Grpc::new(options.coordinator.clone(), shutdown.clone());
+    let (transport, gateway) = Grpc::new(options.coordinator.clone(), worker_id.clone(), shutdown.clone());
     let measure = Measure { state_dir: state.path().to_owned(), device: options.device.clone() };
     measure.clone().start(events_tx.clone(), &shutdown);
     let prober = Prober::new(worker_id.clone(), measure, events_tx.clone(), shutdown.clone());

@@ -11,6 +11,7 @@
 //!   spooled. A start that comes between the predecessor's end and that moment waits for it.
 //! - **W5** A coordinator that is silent for its lease is dialled again, for ever, at most a second apart (P5).
 
+mod identity;
 pub mod machine;
 pub mod owner;
 mod pump;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -15,6 +16,8 @@ use trainctl_runtime::auth;
 use trainctl_runtime::endpoint::{self, Endpoint};
 use trainctl_runtime::rpc::{self, AuthedChannel};
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+
+use super::identity::{Identity, describe};
 
 /// Messages that may wait on either side of a stream.
 const QUEUE: usize = 256;
@@ -44,26 +47,34 @@ pub type Gateway = watch::Receiver<Option<AuthedChannel>>;
 #[derive(Debug)]
 pub struct Grpc {
     place: PathBuf,
+    identity: Arc<Identity>,
     channel: watch::Sender<Option<AuthedChannel>>,
     shutdown: Shutdown,
 }
 
 impl Grpc {
     /// A transport and the gateway that follows it.
-    pub fn new(place: PathBuf, shutdown: Shutdown) -> (Self, Gateway) {
+    pub fn new(place: PathBuf, worker_id: String, shutdown: Shutdown) -> (Self, Gateway) {
         let (channel, gateway) = watch::channel(None);
-        (Self { place, channel, shutdown }, gateway)
+        let identity = Arc::new(Identity::new(worker_id));
+        (Self { place, identity, channel, shutdown }, gateway)
     }
 }
 
 impl Transport for Grpc {
     fn dial(&self, hello: Hello) -> BoxFuture<'static, Result<Wire, String>> {
         let (place, channel, shutdown) = (self.place.clone(), self.channel.clone(), self.shutdown.clone());
+        let identity = self.identity.clone();
         Box::pin(async move {
             let located = tokio::task::spawn_blocking(move || locate(&place)).await;
             let (endpoint, token) = located.map_err(|error| error.to_string())??;
-            let authed = rpc::connect(&endpoint, &token).await.map_err(|error| error.to_string())?;
-            let wire = open(authed.clone(), &endpoint, hello, &shutdown).await?;
+            let authed = identity.connect(&endpoint, &token).await?;
+            let wire = match open(authed.clone(), &endpoint, hello, &shutdown).await {
+                Ok(wire) => wire,
+                // Enrolling again costs little, and the refusal may have been the certificate's.
+                Err(reason) if identity.forget().await => return Err(format!("{reason}; enrolling anew")),
+                Err(reason) => return Err(reason),
+            };
             channel.send_replace(Some(authed));
             Ok(wire)
         })
@@ -119,10 +130,6 @@ async fn open(
     };
     drop(spawn(kind, shutdown, reader));
     Ok(Wire { outgoing, incoming })
-}
-
-fn describe(status: &tonic::Status) -> String {
-    format!("{:?}: {}", status.code(), status.message())
 }
 
 /// The address by which this machine reaches the coordinator: what the kernel chooses as the source of a datagram to it

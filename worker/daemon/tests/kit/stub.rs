@@ -18,8 +18,9 @@ use trainctl_proto::v1::rendezvous_server::{Rendezvous, RendezvousServer};
 use trainctl_proto::v1::worker_message::Body;
 use trainctl_proto::v1::workers_server::{Workers, WorkersServer};
 use trainctl_proto::v1::{
-    Ack, Beat, CommandResult, CoordinatorMessage, Fence, Hello, KvAdd, KvCompareSet, KvEmpty, KvFlag, KvGet, KvKeys,
-    KvNumber, KvSet, KvValue, RankReport, TrainerExit, TrainerStarted, Welcome, WorkerMessage,
+    Ack, Beat, CommandResult, CoordinatorMessage, EnrollRequest, EnrollResponse, Fence, Hello, KvAdd, KvCompareSet,
+    KvEmpty, KvFlag, KvGet, KvKeys, KvNumber, KvSet, KvValue, RankReport, TrainerExit, TrainerStarted, Welcome,
+    WorkerMessage,
 };
 use trainctl_runtime::auth;
 use trainctl_runtime::endpoint::{self, Endpoint};
@@ -69,7 +70,12 @@ impl Stub {
     /// Listens on a new port and publishes it.
     pub fn up(&mut self) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let tokens = auth::load_or_create(&self.dir).unwrap();
+        let gate = auth::Gate {
+            tokens: auth::load_or_create(&self.dir).unwrap(),
+            grants: Arc::new(auth::Grants::load(&self.dir).unwrap()),
+            is_tls: false,
+            access: |_| auth::Access::Work,
+        };
         let (stop, stopped) = oneshot::channel::<()>();
         let state = self.state.clone();
         let port = runtime.block_on(async move {
@@ -78,7 +84,7 @@ impl Stub {
             let workers = WorkersServer::new(Service(state.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
             let server = rpc::server(None)
                 .unwrap()
-                .layer(auth::AuthLayer::new(tokens))
+                .layer(auth::AuthLayer::new(gate))
                 .add_service(workers)
                 .add_service(RendezvousServer::new(Service(state)));
             tokio::spawn(async move {
@@ -257,6 +263,10 @@ struct Service(State);
 #[tonic::async_trait]
 impl Workers for Service {
     type SessionStream = ReceiverStream<Result<CoordinatorMessage, Status>>;
+
+    async fn enroll(&self, _: Request<EnrollRequest>) -> Result<Response<EnrollResponse>, Status> {
+        Err(Status::failed_precondition("no TLS here"))
+    }
 
     async fn session(
         &self,
