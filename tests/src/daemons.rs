@@ -27,6 +27,13 @@ impl Coordinator {
         Self::launch(scratch, state_dir, None).ready()
     }
 
+    /// Starts one with these arguments and variables too, and waits until it has published its endpoint.
+    pub fn start_with(scratch: &Scratch, state_dir: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = scratch.command("trainctl-coordinator");
+        command.arg("--state-dir").arg(state_dir).args(arguments).envs(environment.iter().copied());
+        Self { process: scratch.start(command, "coordinator"), state_dir: state_dir.to_owned() }.ready()
+    }
+
     /// Starts one, with `TRAINCTL_FAULT` where a fault is given.
     pub fn launch(scratch: &Scratch, state_dir: &Path, fault: Option<&str>) -> Self {
         let mut command = scratch.command("trainctl-coordinator");

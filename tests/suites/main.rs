@@ -7,6 +7,7 @@
     reason = "tests say what failed, and where their evidence lies"
 )]
 
+mod abuse;
 mod architecture;
 mod checkpoints;
 mod coordinator_away;

@@ -13,13 +13,20 @@ use trainctl_runtime::rpc::{self, AuthedChannel};
 
 use crate::exit::{Exit, Failure};
 
-/// Which coordinator to ask.
+/// Which coordinator it is about.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct CoordinatorArgs {
+pub(crate) struct PlaceArgs {
     /// Control or run directory, endpoint.json, or host:port of the coordinator; default: $TRAINCTL_COORDINATOR,
     /// ./control/endpoint.json, then the user's state directory
     #[arg(long, value_name = "ADDR")]
     pub(crate) coordinator: Option<String>,
+}
+
+/// Which coordinator to ask, and as whom.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct CoordinatorArgs {
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
     /// File with the token of `trainctl auth grant`, for who is not the run's owner
     #[arg(long, value_name = "FILE", env = "TRAINCTL_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -46,6 +53,13 @@ impl CoordinatorArgs {
         dial(&located, &token).await
     }
 
+    /// Finds a coordinator's endpoint file.
+    pub(crate) fn locate(&self) -> Result<Located, Failure> {
+        self.place.locate()
+    }
+}
+
+impl PlaceArgs {
     /// Finds a coordinator's endpoint file.
     pub(crate) fn locate(&self) -> Result<Located, Failure> {
         endpoint::locate(self.coordinator.as_deref()).map_err(|error| Failure::unreachable(error.to_string()))

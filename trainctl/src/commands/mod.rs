@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::client::{self, Client, CoordinatorArgs};
+use crate::client::{self, Client, CoordinatorArgs, PlaceArgs};
 use crate::exit::{Failure, Outcome};
 use crate::supervise::tied;
 
@@ -124,7 +124,7 @@ impl JobArgs {
     fn run_dir(&self) -> Option<PathBuf> {
         match &self.job {
             Some(job) => Some(PathBuf::from(job)).filter(|path| path.is_dir()),
-            None if self.coordinator.coordinator.is_some() => None,
+            None if self.coordinator.place.coordinator.is_some() => None,
             None => Some(PathBuf::from(".")).filter(|path| path.join("control").is_dir()),
         }
     }
@@ -132,9 +132,9 @@ impl JobArgs {
     /// Dials the coordinator and gives the job's id ("" = latest). A run directory names its coordinator.
     async fn connect(&self) -> Result<(Client, String), Failure> {
         match self.run_dir() {
-            Some(run_dir) if self.coordinator.coordinator.is_none() => {
+            Some(run_dir) if self.coordinator.place.coordinator.is_none() => {
                 let coordinator = CoordinatorArgs {
-                    coordinator: Some(run_dir.to_string_lossy().into_owned()),
+                    place: PlaceArgs { coordinator: Some(run_dir.to_string_lossy().into_owned()) },
                     ..self.coordinator.clone()
                 };
                 let mut client = coordinator.connect().await?;

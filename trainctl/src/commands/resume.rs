@@ -8,7 +8,7 @@ use trainctl_spec::{JobSpec, Override};
 
 use super::submission::{Submission, submit_and_follow};
 use crate::attached;
-use crate::client::{self, CoordinatorArgs};
+use crate::client::{self, CoordinatorArgs, PlaceArgs};
 use crate::exit::{Failure, Outcome};
 use crate::output::{OutputArgs, note};
 use crate::overrides::{OverrideArgs, is_bare};
@@ -86,7 +86,7 @@ impl Resume {
     /// The coordinator that was named or that knew the job, else one that answers: the run directory's holder, then the
     /// user's own.
     async fn coordinator(&self, run_dir: &Path, found_by_coordinator: bool) -> Option<CoordinatorArgs> {
-        let is_named = self.coordinator.coordinator.is_some()
+        let is_named = self.coordinator.place.coordinator.is_some()
             || std::env::var_os(endpoint::VARIABLE).is_some_and(|value| !value.is_empty());
         if is_named || found_by_coordinator {
             return Some(self.coordinator.clone());
@@ -97,7 +97,7 @@ impl Resume {
             {
                 note(&format!("queueing on the coordinator of {}", dir.display()));
                 return Some(CoordinatorArgs {
-                    coordinator: Some(dir.to_string_lossy().into_owned()),
+                    place: PlaceArgs { coordinator: Some(dir.to_string_lossy().into_owned()) },
                     ..CoordinatorArgs::default()
                 });
             }

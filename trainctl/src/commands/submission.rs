@@ -66,7 +66,7 @@ pub(crate) async fn submit_and_follow(
     let shutdown = Shutdown::new();
     let mut signals = Signals::listen(&shutdown)?;
     let mut progress = Progress::new();
-    let dialer = Dialer { place: coordinator.coordinator.clone() };
+    let dialer = Dialer { place: coordinator.place.coordinator.clone() };
     let followed = follow(client, &dialer, &id, &mut signals, OnInterrupt::Detach, &mut progress).await;
     progress.finish();
     match followed? {

@@ -7,7 +7,7 @@ use std::process::Command;
 use clap::Args;
 use trainctl_runtime::endpoint;
 
-use crate::client::CoordinatorArgs;
+use crate::client::PlaceArgs;
 use crate::daemons;
 use crate::exit::{Failure, Outcome};
 
@@ -21,7 +21,7 @@ pub(super) struct Worker {
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
-    coordinator: CoordinatorArgs,
+    coordinator: PlaceArgs,
     /// The trainer's program [default: trainctl-trainer beside this one]
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
