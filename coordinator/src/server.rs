@@ -62,7 +62,7 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
     tls::check_listener(listen.ip(), tls.as_ref())?;
     // The same port as last time, so that workers that cannot read the endpoint again find us.
     let last_port = endpoint::read(&state_dir).ok().map(|endpoint| endpoint.port);
-    let listener = rpc::bind_or_fallback(listen, last_port).await?;
+    let listener = rpc::bind_or_fallback(listen, last_port)?;
     let bound = listener.local_addr()?;
     let endpoint = Endpoint {
         addresses: rpc::published_addresses(bound.ip()),

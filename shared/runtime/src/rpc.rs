@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -27,6 +27,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Connections that may wait to be accepted. Where it is full a caller's next try is a second away, so a crowd that comes at once
+/// would hold up everybody.
+const BACKLOG: u32 = 4096;
 /// Calls and streams that may be open on one connection.
 const MAX_STREAMS: u32 = 256;
 /// Bytes of a call's headers.
@@ -199,15 +202,23 @@ pub fn server(tls: Option<&tls::ServerTls>) -> Result<Server, Error> {
 ///
 /// # Errors
 /// [`Error::Bind`].
-pub async fn bind_or_fallback(listen: SocketAddr, preferred: Option<u16>) -> Result<TcpListener, Error> {
+pub fn bind_or_fallback(listen: SocketAddr, preferred: Option<u16>) -> Result<TcpListener, Error> {
     if let (0, Some(port)) = (listen.port(), preferred) {
         let address = SocketAddr::new(listen.ip(), port);
-        match TcpListener::bind(address).await {
+        match bind(address) {
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(%address, %error, "the port of the last start is taken: taking another"),
         }
     }
-    TcpListener::bind(listen).await.map_err(|source| Error::Bind { address: listen, source })
+    bind(listen).map_err(|source| Error::Bind { address: listen, source })
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A restart takes its port back while connections of the last start linger.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// The addresses to publish for a listener bound to `bound`: itself, or every non-loopback address of the machine when it

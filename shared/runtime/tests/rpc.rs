@@ -148,12 +148,12 @@ async fn with_join_token(endpoint: &Endpoint, path: &'static str) -> Code {
 #[tokio::test]
 async fn a_restarted_listener_gets_its_port_back_unless_it_is_taken() {
     let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
-    let first = rpc::bind_or_fallback(any, None).await.expect("bind");
+    let first = rpc::bind_or_fallback(any, None).expect("bind");
     let port = first.local_addr().expect("address").port();
-    let second = rpc::bind_or_fallback(any, Some(port)).await.expect("another port");
+    let second = rpc::bind_or_fallback(any, Some(port)).expect("another port");
     assert_ne!(second.local_addr().expect("address").port(), port);
     drop(first);
-    let third = rpc::bind_or_fallback(any, Some(port)).await.expect("bind");
+    let third = rpc::bind_or_fallback(any, Some(port)).expect("bind");
     assert_eq!(third.local_addr().expect("address").port(), port);
 }
 

@@ -133,7 +133,7 @@ impl Fake {
     async fn hear<T>(&mut self, wanted: impl Fn(&Command) -> Option<T>) -> T {
         let heard = async {
             loop {
-                let message = self.stream.message().await.unwrap().expect("the session stays open");
+                let message = self.stream.message().await.unwrap().unwrap();
                 let body = message.body.unwrap();
                 if let Some(found) = wanted(&body) {
                     return found;

@@ -33,7 +33,7 @@ async fn session(place: &Place, certified: &Certified, id: &str) -> Result<(), S
 /// The TLS alert that ended the handshake. It reaches the client with the connection's first answer, so it may be an error
 /// of the dial or of the call.
 fn alert(answer: Result<(), Status>) -> String {
-    let status = answer.expect_err("refused");
+    let status = answer.unwrap_err();
     let cause = std::error::Error::source(&status).map(rpc::innermost);
     cause.unwrap_or_else(|| status.message().to_owned())
 }

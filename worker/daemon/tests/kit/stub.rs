@@ -79,7 +79,7 @@ impl Stub {
         let (stop, stopped) = oneshot::channel::<()>();
         let state = self.state.clone();
         let port = runtime.block_on(async move {
-            let listener = rpc::bind_or_fallback(([127, 0, 0, 1], 0).into(), None).await.unwrap();
+            let listener = rpc::bind_or_fallback(([127, 0, 0, 1], 0).into(), None).unwrap();
             let port = listener.local_addr().unwrap().port();
             let workers = WorkersServer::new(Service(state.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
             let server = rpc::server(None)
