@@ -17,6 +17,7 @@ use trainctl_store::admission::{self, Admission, Asked, Refusal};
 use trainctl_store::layout::CheckpointName;
 use trainctl_store::{CheckpointStore, RunDir, Tenure, write_job_spec};
 
+use crate::answers::{AnswerStream, Answers};
 use crate::core::Event;
 use crate::exports::ExportTask;
 use crate::hooks::{HookRequest, HookTask};
@@ -243,6 +244,28 @@ impl JobsService {
         })
     }
 
+    /// Answers until all is said, the caller leaves or stands still, or may look no longer.
+    fn answer<T, F>(&self, caller: Caller, answer: impl FnOnce(Arc<Answers<T>>) -> F) -> AnswerStream<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<(), answers::Error>> + Send + 'static,
+    {
+        let (answers, stream) = answers::stream(self.patience);
+        let answers = Arc::new(answers);
+        let answering = answer(answers.clone());
+        drop(spawn(FOLLOW, &self.shutdown, async move {
+            tokio::select! {
+                // Callers hang up when they like; one that had to be dropped is worth a line.
+                ended = answering => if let Err(error @ answers::Error::TooSlow(_)) = ended {
+                    info!(%error, "a slow reader");
+                },
+                status = caller.over() => answers.end(status),
+            }
+            Ok::<(), std::convert::Infallible>(())
+        }));
+        stream
+    }
+
     /// A job that holds this run directory: one that is not over, or whose commands are not.
     async fn live_job(&self, run_dir: &Path) -> Result<Option<JobId>, Status> {
         let run_dir = real(run_dir);
@@ -402,41 +425,20 @@ impl v1::jobs_server::Jobs for JobsService {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let watched = self.watched(&asked.job).await?;
-        let (answers, stream) = answers::stream(self.patience);
-        drop(spawn(FOLLOW, &self.shutdown, async move {
-            tokio::select! {
-                ended = follow::watch(watched, asked.from_start, asked.once, &answers) => log_slow(ended),
-                status = caller.over() => answers.end(status),
-            }
-            Ok::<(), std::convert::Infallible>(())
-        }));
-        Ok(Response::new(Box::pin(stream)))
+        let v1::WatchRequest { job, from_start, once } = request.into_inner();
+        let watched = self.watched(&job).await?;
+        let answer = |answers: Arc<Answers<_>>| async move { follow::watch(watched, from_start, once, &answers).await };
+        Ok(Response::new(Box::pin(self.answer(caller, answer))))
     }
 
     type LogsStream = Pin<Box<dyn Stream<Item = Result<v1::LogChunk, Status>> + Send>>;
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
         let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let watched = self.watched(&asked.job).await?;
-        let (answers, stream) = answers::stream(self.patience);
-        drop(spawn(FOLLOW, &self.shutdown, async move {
-            tokio::select! {
-                ended = follow::logs(watched, asked.rank, asked.follow, &answers) => log_slow(ended),
-                status = caller.over() => answers.end(status),
-            }
-            Ok::<(), std::convert::Infallible>(())
-        }));
-        Ok(Response::new(Box::pin(stream)))
-    }
-}
-
-/// Callers hang up when they like; one that had to be dropped is worth a line.
-fn log_slow(ended: Result<(), answers::Error>) {
-    if let Err(error @ answers::Error::TooSlow(_)) = ended {
-        info!(%error, "a slow reader");
+        let v1::LogsRequest { job, rank, follow } = request.into_inner();
+        let watched = self.watched(&job).await?;
+        let answer = |answers: Arc<Answers<_>>| async move { follow::logs(watched, rank, follow, &answers).await };
+        Ok(Response::new(Box::pin(self.answer(caller, answer))))
     }
 }
 

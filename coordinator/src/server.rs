@@ -74,7 +74,6 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
         state_dir: Some(state_dir.clone()),
     };
     let tokens = auth::load_or_create(&state_dir)?;
-    let grants = Arc::new(Grants::load(&state_dir)?);
     let lease = std::env::var(Policy::LEASE_VARIABLE).ok();
     let policy = Policy::with_lease(lease.as_deref()).map_err(anyhow::Error::msg)?;
     let patience = match std::env::var(SLOW_READER_VARIABLE) {
@@ -83,6 +82,8 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
     };
     let runs = Arc::new(Runs::new(state_dir.clone(), endpoint.clone(), tokens.clone(), shutdown.clone()));
     let tenure = runs.hold(&state_dir).await?;
+    // Only now: whoever held the directory before may have changed them until then.
+    let grants = Arc::new(Grants::load(&state_dir)?);
     let journal = SqliteJournal::open(&state_dir, tenure.term())?;
     info!(term = tenure.term().0, address = %bound, "coordinator");
 

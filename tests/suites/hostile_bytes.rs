@@ -1,5 +1,5 @@
-//! Whatever arrives on the coordinator's port: a closed connection or an error, one log line, and a running job that does not
-//! notice: the proof 7.
+//! Whatever arrives on the coordinator's port, in the clear: a closed connection or an error, one log line, and a running job that
+//! does not notice. `abuse` has the same with TLS.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -124,8 +124,6 @@ fn strangers_on_the_port_change_nothing() {
     run.wait_for_step(5);
     let trainers = run.trainers();
 
-    // These say nothing and stay.
-    let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", endpoint.port)).unwrap()).collect();
     for (title, bytes) in attacks(&mut random) {
         let lines = coordinator.process.stderr().lines().count();
         send_and_wait_for_close(endpoint.port, title, &bytes);
@@ -136,6 +134,8 @@ fn strangers_on_the_port_change_nothing() {
         wait::until_true(&format!("a log line about {title}"), || said() > 0);
         assert_eq!(said(), 1, "{title}: one line for each connection");
     }
+    // These say nothing and stay, until the coordinator closes them.
+    let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", endpoint.port)).unwrap()).collect();
     for _ in 0..20 {
         let mut bytes = vec![0; random.random_range(1..3000)];
         random.fill_bytes(&mut bytes);

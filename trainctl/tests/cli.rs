@@ -161,7 +161,17 @@ fn faults_are_data_when_json_is_asked_for() {
 #[test]
 fn without_a_coordinator_every_asker_says_where_it_looked() {
     let place = Place::new();
-    for arguments in [&["list"][..], &["status"], &["cancel", "x"], &["logs", "x"], &["submit", "job.yaml"]] {
+    let askers = [
+        &["list"][..],
+        &["status"],
+        &["cancel", "x"],
+        &["logs", "x"],
+        &["submit", "job.yaml"],
+        &["auth", "grant", "ann"],
+        &["auth", "list"],
+        &["auth", "revoke", "ann"],
+    ];
+    for arguments in askers {
         let output = place.trainctl(arguments);
         let stderr = text(&output.stderr);
         assert_eq!((code(&output), output.stdout.len()), (69, 0), "{arguments:?}: {stderr}");
@@ -172,6 +182,14 @@ fn without_a_coordinator_every_asker_says_where_it_looked() {
     let output = place.trainctl(&["list", "--coordinator", "/nonexistent"]);
     assert_eq!(code(&output), 69);
     assert!(text(&output.stderr).contains("/nonexistent/endpoint.json"));
+}
+
+#[test]
+fn a_life_that_is_none_is_named_before_anybody_is_asked() {
+    let place = Place::new();
+    let output = place.trainctl(&["auth", "grant", "ann", "--expires", "soon"]);
+    assert_eq!((code(&output), output.stdout.len()), (64, 0));
+    assert!(text(&output.stderr).contains("write a number and s, m, h or d, as in 30d"), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -22,3 +22,5 @@ pub mod transport;
 mod machine_tests;
 #[cfg(test)]
 mod owner_tests;
+#[cfg(test)]
+mod transport_tests;
