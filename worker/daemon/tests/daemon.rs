@@ -361,7 +361,8 @@ fn a_worker_proves_itself_in_a_round_of_probes() {
     assert_eq!(files(), 1);
     ask(1, Step::End(ProbeEnd {}));
     eventually("its file is gone", || (files() == 0).then_some(()));
-    assert!(std::net::TcpStream::connect(("127.0.0.1", u16::try_from(begun.port).unwrap())).is_err());
+    let port = u16::try_from(begun.port).unwrap();
+    eventually("it listens no longer", || std::net::TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
 
     // As a worker that has another file system at that path would see it.
     std::fs::remove_file(place.control().join("endpoint.json")).unwrap();
