@@ -28,6 +28,9 @@ pub enum Error {
     /// The generation is formed; no key is needed any more.
     #[error("the rendezvous store of generation {0} is sealed: every rank is formed")]
     Sealed(Generation),
+    /// The store holds too much.
+    #[error("the rendezvous store holds its {0} bytes of keys and values: no more can be set")]
+    Full(usize),
     /// A key did not come in time.
     #[error("no value for key {key:?} within {waited:?}")]
     Timeout {
@@ -38,9 +41,65 @@ pub enum Error {
     },
 }
 
+/// Bytes of keys and values that one store holds at most.
+const MAX_BYTES: usize = 256 << 20;
+
+/// The keys of one store, within a bound.
+#[derive(Debug)]
+pub struct Keys {
+    values: BTreeMap<String, Vec<u8>>,
+    bytes: usize,
+    limit: usize,
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self { values: BTreeMap::new(), bytes: 0, limit: MAX_BYTES }
+    }
+}
+
+impl Keys {
+    /// A key's value.
+    pub fn get(&self, key: &str) -> Option<&Vec<u8>> {
+        self.values.get(key)
+    }
+
+    /// Whether all of these are there.
+    pub fn has_all(&self, keys: &[String]) -> bool {
+        keys.iter().all(|key| self.values.contains_key(key))
+    }
+
+    /// Number of keys.
+    pub fn count(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Sets a key.
+    ///
+    /// # Errors
+    /// [`Error::Full`]: nothing has changed.
+    pub fn set(&mut self, key: String, value: Vec<u8>) -> Result<(), Error> {
+        let old = self.values.get(&key).map_or(0, |old| key.len() + old.len());
+        let bytes = self.bytes - old + key.len() + value.len();
+        if bytes > self.limit {
+            return Err(Error::Full(self.limit));
+        }
+        self.bytes = bytes;
+        self.values.insert(key, value);
+        Ok(())
+    }
+
+    /// Removes a key. False: there was none.
+    pub fn remove(&mut self, key: &str) -> bool {
+        let removed = self.values.remove(key);
+        self.bytes -= removed.as_ref().map_or(0, |value| key.len() + value.len());
+        removed.is_some()
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    keys: BTreeMap<String, Vec<u8>>,
+    keys: Keys,
     sealed: bool,
     over: Option<String>,
 }
@@ -75,7 +134,7 @@ impl Rendezvous {
         if let Some(store) = lock(&self.stores).get(&(job.clone(), generation)) {
             let mut state = lock(&store.state);
             state.sealed = true;
-            state.keys.clear();
+            state.keys = Keys::default();
             store.changed.notify_waiters();
         }
     }
@@ -101,7 +160,7 @@ impl Rendezvous {
         &self,
         job: &JobId,
         generation: Generation,
-        act: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> T,
+        act: impl FnOnce(&mut Keys) -> T,
     ) -> Result<T, Error> {
         let store = self.store(job, generation)?;
         let mut state = lock(&store.state);
@@ -111,14 +170,15 @@ impl Rendezvous {
         Ok(answer)
     }
 
-    /// Waits until all `keys` are there, then answers their values.
-    pub async fn wait(
+    /// Waits until all `keys` are there, then answers what `take` takes of them.
+    pub async fn wait<T>(
         &self,
         job: &JobId,
         generation: Generation,
         keys: &[String],
         patience: Duration,
-    ) -> Result<Vec<Vec<u8>>, Error> {
+        take: impl Fn(&Keys) -> T,
+    ) -> Result<T, Error> {
         let store = self.store(job, generation)?;
         let deadline = Instant::now() + patience;
         loop {
@@ -127,8 +187,8 @@ impl Rendezvous {
             let missing = {
                 let state = lock(&store.state);
                 usable(&state, job, generation)?;
-                match keys.iter().find(|key| !state.keys.contains_key(*key)) {
-                    None => return Ok(keys.iter().map(|key| state.keys[key].clone()).collect()),
+                match keys.iter().find(|key| state.keys.get(key).is_none()) {
+                    None => return Ok(take(&state.keys)),
                     Some(key) => key.clone(),
                 }
             };
@@ -161,18 +221,19 @@ mod tests {
     async fn a_waiting_call_gets_the_value_that_comes_later() {
         let (rendezvous, job) = opened();
         let keys = ["k".to_owned()];
-        let wait = rendezvous.wait(&job, Generation(3), &keys, Duration::from_secs(60));
-        let set = async { rendezvous.with_keys(&job, Generation(3), |keys| keys.insert("k".to_owned(), vec![7])) };
+        let minute = Duration::from_secs(60);
+        let wait = rendezvous.wait(&job, Generation(3), &keys, minute, |keys| keys.get("k").cloned());
+        let set = async { rendezvous.with_keys(&job, Generation(3), |keys| keys.set("k".to_owned(), vec![7])) };
         let (answer, set) = tokio::join!(wait, set);
-        set.unwrap();
-        assert_eq!(answer.unwrap(), [vec![7]]);
+        set.unwrap().unwrap();
+        assert_eq!(answer.unwrap(), Some(vec![7]));
     }
 
     #[tokio::test]
     async fn closing_ends_a_waiting_call_with_the_reason() {
         let (rendezvous, job) = opened();
         let keys = ["never".to_owned()];
-        let wait = rendezvous.wait(&job, Generation(3), &keys, Duration::from_secs(60));
+        let wait = rendezvous.wait(&job, Generation(3), &keys, Duration::from_secs(60), |_| ());
         let close = async { rendezvous.close(&job, Generation(3), "rank 1 died") };
         let (answer, ()) = tokio::join!(wait, close);
         assert!(answer.unwrap_err().to_string().contains("rank 1 died"));
@@ -182,10 +243,25 @@ mod tests {
     #[tokio::test]
     async fn a_sealed_store_refuses_and_a_timeout_names_the_key() {
         let (rendezvous, job) = opened();
-        let late = rendezvous.wait(&job, Generation(3), &["k".to_owned()], Duration::from_millis(1)).await;
+        let late = rendezvous.wait(&job, Generation(3), &["k".to_owned()], Duration::from_millis(1), |_| ()).await;
         assert!(matches!(late, Err(Error::Timeout { key, .. }) if key == "k"));
         rendezvous.seal(&job, Generation(3));
         assert_eq!(rendezvous.with_keys(&job, Generation(3), |_| ()), Err(Error::Sealed(Generation(3))));
+    }
+
+    #[test]
+    fn a_store_is_bounded_and_what_is_removed_or_replaced_is_free_again() {
+        let mut keys = Keys { limit: 10, ..Keys::default() };
+        keys.set("a".to_owned(), vec![0; 4]).unwrap();
+        keys.set("b".to_owned(), vec![0; 4]).unwrap();
+        assert_eq!(keys.set("c".to_owned(), Vec::new()), Err(Error::Full(10)));
+        assert_eq!(keys.set("a".to_owned(), vec![0; 5]), Err(Error::Full(10)));
+        assert_eq!((keys.count(), keys.get("a")), (2, Some(&vec![0; 4])), "a refusal changes nothing");
+        keys.set("a".to_owned(), vec![1; 3]).unwrap();
+        keys.set("c".to_owned(), Vec::new()).unwrap();
+        assert!(keys.remove("b") && !keys.remove("b"));
+        keys.set("d".to_owned(), vec![0; 4]).unwrap();
+        assert_eq!(keys.bytes, 10);
     }
 
     #[test]

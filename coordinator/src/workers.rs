@@ -19,7 +19,7 @@ use trainctl_runtime::tls::Authority;
 
 use crate::core::Event;
 use crate::owner::{Gone, Handle};
-use crate::rendezvous::{Error, Rendezvous};
+use crate::rendezvous::{Error, Keys, Rendezvous};
 
 /// Messages to one worker that may wait; a worker that lets more pile up must dial again.
 const OUTBOX: usize = 256;
@@ -121,19 +121,21 @@ pub struct RendezvousService {
 }
 
 impl RendezvousService {
-    fn with_keys<T>(
-        &self,
-        fence: Option<v1::Fence>,
-        act: impl FnOnce(&mut std::collections::BTreeMap<String, Vec<u8>>) -> T,
-    ) -> Result<T, Status> {
+    fn with_keys<T>(&self, fence: Option<v1::Fence>, act: impl FnOnce(&mut Keys) -> T) -> Result<T, Status> {
         let fence = Fence::try_from(fence)?;
         Ok(self.stores.with_keys(&fence.job, fence.generation, act)?)
     }
 
-    async fn wait(&self, fence: Option<v1::Fence>, keys: &[String], timeout_ms: u64) -> Result<Vec<Vec<u8>>, Status> {
+    async fn wait<T>(
+        &self,
+        fence: Option<v1::Fence>,
+        keys: &[String],
+        timeout_ms: u64,
+        take: impl Fn(&Keys) -> T,
+    ) -> Result<T, Status> {
         let fence = Fence::try_from(fence)?;
         let patience = Duration::from_millis(timeout_ms).min(LONGEST_WAIT);
-        Ok(self.stores.wait(&fence.job, fence.generation, keys, patience).await?)
+        Ok(self.stores.wait(&fence.job, fence.generation, keys, patience, take).await?)
     }
 }
 
@@ -144,14 +146,15 @@ impl v1::rendezvous_server::Rendezvous for RendezvousService {
         if value.len() > MAX_VALUE {
             return Err(Status::invalid_argument(format!("value of {key:?} is larger than {MAX_VALUE} bytes")));
         }
-        self.with_keys(fence, |keys| keys.insert(key, value))?;
+        self.with_keys(fence, |keys| keys.set(key, value))??;
         Ok(Response::new(v1::KvEmpty {}))
     }
 
     async fn get(&self, request: Request<v1::KvGet>) -> Result<Response<v1::KvValue>, Status> {
         let v1::KvGet { fence, key, timeout_ms } = request.into_inner();
-        let values = self.wait(fence, &[key], timeout_ms).await?;
-        Ok(Response::new(v1::KvValue { value: values.into_iter().next().unwrap_or_default() }))
+        let wanted = [key];
+        let value = self.wait(fence, &wanted, timeout_ms, |keys| keys.get(&wanted[0]).cloned()).await?;
+        Ok(Response::new(v1::KvValue { value: value.unwrap_or_default() }))
     }
 
     async fn add(&self, request: Request<v1::KvAdd>) -> Result<Response<v1::KvNumber>, Status> {
@@ -159,10 +162,9 @@ impl v1::rendezvous_server::Rendezvous for RendezvousService {
         // c10d's stores keep counters as decimal text, and read them back with get.
         let sum = self.with_keys(fence, |keys| {
             let old = keys.get(&key).map_or(Some(0), |v| std::str::from_utf8(v).ok()?.trim().parse::<i64>().ok());
-            let sum = old?.checked_add(amount)?;
-            keys.insert(key.clone(), sum.to_string().into_bytes());
-            Some(sum)
-        })?;
+            let Some(sum) = old.and_then(|old| old.checked_add(amount)) else { return Ok(None) };
+            keys.set(key.clone(), sum.to_string().into_bytes()).map(|()| Some(sum))
+        })??;
         match sum {
             Some(value) => Ok(Response::new(v1::KvNumber { value })),
             None => Err(Status::invalid_argument(format!(
@@ -173,19 +175,19 @@ impl v1::rendezvous_server::Rendezvous for RendezvousService {
 
     async fn check(&self, request: Request<v1::KvKeys>) -> Result<Response<v1::KvFlag>, Status> {
         let v1::KvKeys { fence, keys: wanted, .. } = request.into_inner();
-        let value = self.with_keys(fence, |keys| wanted.iter().all(|key| keys.contains_key(key)))?;
+        let value = self.with_keys(fence, |keys| keys.has_all(&wanted))?;
         Ok(Response::new(v1::KvFlag { value }))
     }
 
     async fn wait(&self, request: Request<v1::KvKeys>) -> Result<Response<v1::KvEmpty>, Status> {
         let v1::KvKeys { fence, keys, timeout_ms } = request.into_inner();
-        self.wait(fence, &keys, timeout_ms).await?;
+        self.wait(fence, &keys, timeout_ms, |_| ()).await?;
         Ok(Response::new(v1::KvEmpty {}))
     }
 
     async fn delete(&self, request: Request<v1::KvGet>) -> Result<Response<v1::KvFlag>, Status> {
         let v1::KvGet { fence, key, .. } = request.into_inner();
-        let value = self.with_keys(fence, |keys| keys.remove(&key).is_some())?;
+        let value = self.with_keys(fence, |keys| keys.remove(&key))?;
         Ok(Response::new(v1::KvFlag { value }))
     }
 
@@ -193,22 +195,16 @@ impl v1::rendezvous_server::Rendezvous for RendezvousService {
         let v1::KvCompareSet { fence, key, expected, desired } = request.into_inner();
         // As c10d's stores answer: the new value if it was set, else the one that is there (or what was expected, if none).
         let value = self.with_keys(fence, |keys| match keys.get(&key) {
-            None if expected.is_empty() => {
-                keys.insert(key, desired.clone());
-                desired
-            }
-            None => expected,
-            Some(old) if *old == expected => {
-                keys.insert(key, desired.clone());
-                desired
-            }
-            Some(old) => old.clone(),
-        })?;
+            None if expected.is_empty() => keys.set(key, desired.clone()).map(|()| desired),
+            None => Ok(expected),
+            Some(old) if *old == expected => keys.set(key, desired.clone()).map(|()| desired),
+            Some(old) => Ok(old.clone()),
+        })??;
         Ok(Response::new(v1::KvValue { value }))
     }
 
     async fn num_keys(&self, request: Request<v1::Fence>) -> Result<Response<v1::KvNumber>, Status> {
-        let value = self.with_keys(Some(request.into_inner()), |keys| keys.len() as i64)?;
+        let value = self.with_keys(Some(request.into_inner()), |keys| keys.count() as i64)?;
         Ok(Response::new(v1::KvNumber { value }))
     }
 }
@@ -217,6 +213,7 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         match error {
             Error::Over { .. } => Self::aborted(error.to_string()),
+            Error::Full(_) => Self::resource_exhausted(error.to_string()),
             Error::Sealed(_) => Self::failed_precondition(error.to_string()),
             Error::Timeout { .. } => Self::deadline_exceeded(error.to_string()),
         }

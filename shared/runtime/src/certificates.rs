@@ -33,6 +33,9 @@ pub enum Error {
     /// The certificate is not one of ours.
     #[error("the certificate names no worker: {0}")]
     NotAWorkers(String),
+    /// The certificate has ended.
+    #[error("the certificate has expired")]
+    Over,
     /// A key or certificate cannot be made.
     #[error("make a key or certificate: {0}")]
     Make(String),
@@ -115,13 +118,18 @@ pub(crate) fn sign(
     Ok(params.signed_by(&request.public_key, issuer).map_err(make)?.pem())
 }
 
-/// The worker that a certificate (DER) names. Signature and times are TLS's to check.
+/// The worker that a certificate (DER) names. Signature and times were TLS's to check when the certificate was shown; that
+/// it has ended is looked at again, since a session of TLS may be resumed for a day without showing it.
 ///
 /// # Errors
-/// [`Error::NotAWorkers`].
-pub fn worker_of(certificate: &[u8]) -> Result<String, Error> {
+/// [`Error::NotAWorkers`], [`Error::Over`].
+pub fn worker_of(certificate: &[u8], now_ms: u64) -> Result<String, Error> {
     let not_ours = |why: &dyn std::fmt::Display| Error::NotAWorkers(why.to_string());
     let (_, certificate) = X509Certificate::from_der(certificate).map_err(|error| not_ours(&error))?;
+    let ends = certificate.validity().not_after.timestamp();
+    if i64::try_from(now_ms / 1000).is_ok_and(|now| now > ends) {
+        return Err(Error::Over);
+    }
     let names = certificate.subject_alternative_name().map_err(|error| not_ours(&error))?;
     let names = names.ok_or_else(|| not_ours(&"it has no alternative name"))?;
     let [GeneralName::URI(uri)] = names.value.general_names.as_slice() else {
@@ -173,7 +181,9 @@ mod tests {
             let key = Key::generate().expect("key");
             let pem = sign(&issuer(), id, &key.request().expect("request"), now_ms, LIFE).expect("sign");
             let der = der(&pem);
-            assert_eq!(worker_of(&der).expect("worker"), id);
+            assert_eq!(worker_of(&der, now_ms).expect("worker"), id);
+            let end_ms = now_ms + 90 * 24 * 3_600_000;
+            assert!(matches!(worker_of(&der, end_ms + 1000), Err(Error::Over)));
             let (_, certificate) = X509Certificate::from_der(&der).expect("certificate");
             let validity = certificate.validity();
             assert_eq!(validity.not_before.timestamp(), 1_800_000_000 - 600);
@@ -197,8 +207,8 @@ mod tests {
         }
         let params = CertificateParams::new(vec!["coordinator".to_owned()]).expect("parameters");
         let own = params.self_signed(&KeyPair::generate().expect("key")).expect("sign");
-        assert!(matches!(worker_of(own.der()), Err(Error::NotAWorkers(_))));
-        assert!(matches!(worker_of(b"noise"), Err(Error::NotAWorkers(_))));
+        assert!(matches!(worker_of(own.der(), 0), Err(Error::NotAWorkers(_))));
+        assert!(matches!(worker_of(b"noise", 0), Err(Error::NotAWorkers(_))));
         for text in ["%", "%4", "%zz", "%ff", ""] {
             assert_eq!(decode(text), None, "{text}");
         }

@@ -24,6 +24,7 @@ use tonic::transport::server::{Connected, TlsConnectInfo};
 
 use crate::auth::Role;
 use crate::certificates;
+use crate::clock::{Clock, SystemClock};
 
 /// Pause after an accept that failed: mostly the process has no file descriptor left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -154,10 +155,10 @@ impl Peer {
         let look = || {
             let certificates = extensions.get::<TlsConnectInfo<Self>>()?.peer_certs()?;
             let first = certificates.first()?;
-            match certificates::worker_of(first) {
+            match certificates::worker_of(first, SystemClock::new().wall_ms()) {
                 Ok(worker) => Some(worker),
                 Err(error) => {
-                    tracing::warn!(address = ?self.address, %error, "a certificate of our CA names no worker");
+                    tracing::warn!(address = ?self.address, %error, "a certificate of our CA proves nothing");
                     None
                 }
             }
