@@ -42,7 +42,8 @@ fn ten_thousand_idle_connections_shut_nobody_out() {
     eprintln!(
         "{count} idle connections in {opened:.1?}: {files} open files before, {most} after; peak memory grew by {grown} KiB"
     );
-    assert!(most < 8192 + 200, "{most} open files");
+    // 8,192 at most, and those that made room and are about to close.
+    assert!(most < 9_500, "{most} open files");
     assert!(grown < 200 << 10, "{grown} KiB more");
     // All of them still stand on this side. Strangers have ten seconds.
     wait::until_true("the strangers' end", || place.open_files() < files + 50);
