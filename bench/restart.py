@@ -161,7 +161,10 @@ class Torchrun:
         self.log = (folder / "log").open("w")
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1000"]
         command += [str(ROOT / "bench" / "peers" / "elastic.py"), str(folder), str(STEP_SECONDS)]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        # Without the second word the ranks of torch 2.13 meet in the store of the generation before, whose addresses are
+        # still in it: "connection refused" at every second restart, then a hang without end.
+        settings = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env={**os.environ, **settings})
         self.steps(30)
 
     def lines(self) -> list[dict]:

@@ -66,7 +66,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 
 fn serve(args: Args) -> anyhow::Result<()> {
     telemetry::init_with_default("trainctl-coordinator", LOG)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let served = runtime.block_on(async {
         let shutdown = Shutdown::new();
         let mut signals = Signals::listen(&shutdown)?;

@@ -220,9 +220,14 @@ impl Core {
         {
             seen.running = None;
         }
-        let job = self.jobs.get_mut(&id).filter(|job| !job.record.phase.is_terminal());
-        let live = job.and_then(|job| job.live.as_mut()).filter(|live| live.generation == generation);
-        let Some(rank) = live.and_then(|l| l.ranks.get_mut(number as usize)).filter(|r| r.worker == worker) else {
+        if shows_formed(&what)
+            && let Some(rank) = self.reporter(&id, generation, number, worker).filter(|rank| !rank.formed)
+        {
+            // Its own word for it went with a stream that broke, and a trainer that has ended says it no more.
+            rank.formed = true;
+            self.formed_if_all(&id, at, out);
+        }
+        let Some(rank) = self.reporter(&id, generation, number, worker) else {
             info!(worker, job = %id, %generation, rank = number, "report of a generation that is not current: ignored");
             return token;
         };
@@ -240,10 +245,6 @@ impl Core {
                 let left = rank.observe(Phase::try_from(change.phase()).ok(), None, at.now);
                 self.learn(&id, number, left);
                 self.publish(&id, out);
-            }
-            Report::Formed(_) => {
-                rank.formed = true;
-                self.formed_if_all(&id, at, out);
             }
             Report::Step(done) => {
                 rank.window.push(done.compute_seconds);
@@ -278,7 +279,7 @@ impl Core {
                 self.learn(&id, number, left);
                 return self.keep_until_decided(&id, token);
             }
-            Report::Progress(_) => {}
+            Report::Formed(_) | Report::Progress(_) => {}
             Report::Stacks(stacks) => self.stacks(&id, number, &stacks, at, out),
             Report::SaveFailed(failed) => match SaveKind::try_from(failed.kind()) {
                 Ok(kind) => self.rank_failed_to_save(&id, number, kind, &failed, at, out),
@@ -294,6 +295,13 @@ impl Core {
             }
         }
         token
+    }
+
+    /// The rank that a report is about, if it is that worker's in the current generation (J3).
+    fn reporter(&mut self, id: &JobId, generation: Generation, number: u32, worker: &str) -> Option<&mut RankLive> {
+        let job = self.jobs.get_mut(id).filter(|job| !job.record.phase.is_terminal())?;
+        let live = job.live.as_mut().filter(|live| live.generation == generation)?;
+        live.ranks.get_mut(number as usize).filter(|rank| rank.worker == worker)
     }
 
     /// Remembers how long rank 0 needed for the stage that it has left: later deadlines follow from it.
@@ -622,4 +630,19 @@ pub(super) fn millis(time: Duration) -> serde_json::Value {
 
 fn endings(live: &Live) -> Vec<Ending> {
     live.ranks.iter().filter_map(|rank| rank.ended.clone()).collect()
+}
+
+/// Whether only a rank whose process groups are made can say that.
+fn shows_formed(report: &Report) -> bool {
+    match report {
+        Report::Formed(_)
+        | Report::Step(_)
+        | Report::TrainRow(_)
+        | Report::ValidationRow(_)
+        | Report::Shards(_)
+        | Report::SaveFailed(_)
+        | Report::SaveSkipped(_)
+        | Report::Finished(_) => true,
+        Report::Started(_) | Report::Phase(_) | Report::Progress(_) | Report::Stacks(_) | Report::Exited(_) => false,
+    }
 }

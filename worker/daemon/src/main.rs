@@ -82,7 +82,8 @@ fn main() -> ExitCode {
         device: flags.device,
         has_standby: !flags.no_standby,
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+    // One thread: nothing blocks on it, and a second one would be woken at every message that the first takes.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(INTERNAL, &format!("start the async runtime: {error}")),
     };

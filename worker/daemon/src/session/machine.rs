@@ -17,6 +17,10 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 pub const FIRST_LEASE: Duration = Duration::from_secs(10);
 /// A tick later than this after the one before means that we, not the coordinator, were held up (J6).
 const LATE_TICK: Duration = Duration::from_millis(500);
+/// Time between ticks while a stream is up; well below [`LATE_TICK`].
+const UP_TICK: Duration = Duration::from_millis(250);
+/// Time between ticks while there is none.
+const DIAL_TICK: Duration = Duration::from_millis(50);
 
 /// What happened.
 #[derive(Debug)]
@@ -222,6 +226,15 @@ impl Machine {
     /// Whether a trainer, or something of one, may be there.
     pub fn has_trainer(&self) -> bool {
         self.trainer != Trainer::Idle
+    }
+
+    /// How soon it wants to be told that time has passed: often while it dials, rarely while a stream is up, since each tick
+    /// wakes a processor that a trainer computes on.
+    pub fn next_tick(&self) -> Duration {
+        match self.stream {
+            Stream::Up { .. } => UP_TICK,
+            Stream::Down { .. } | Stream::Dialling => DIAL_TICK,
+        }
     }
 
     /// Takes an event and says what to do, in order.

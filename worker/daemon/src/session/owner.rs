@@ -24,8 +24,6 @@ use crate::state::{Fences, StateDir, StateError};
 pub const EVENT_QUEUE: usize = 1_024;
 /// Pause before fences that could not be stored are tried again.
 const REMEMBER_RETRY: Duration = Duration::from_secs(1);
-/// How often the machine is told that time passed.
-const TICK: Duration = Duration::from_millis(50);
 /// Delays between dials: never more than a second (W5).
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// On shutdown: how long the trainer may take to be gone; a little more than trying to kill it takes (T4).
@@ -113,8 +111,7 @@ impl<P: Processes> Owner<P> {
     /// # Errors
     /// [`StateError`] when the fences cannot be stored: going on would break W3.
     pub async fn run(mut self) -> Result<(), StateError> {
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick_at = tokio::time::Instant::now();
         let shutdown = self.shutdown.clone();
         let (mut leave_at, mut give_up_at) = (None, None);
         loop {
@@ -138,7 +135,10 @@ impl<P: Processes> Owner<P> {
                     give_up_at = Some(self.parts.clock.now() + KILLING + LAST_WORDS);
                     continue;
                 }
-                _ = ticks.tick() => Event::Tick,
+                () = tokio::time::sleep_until(tick_at) => {
+                    tick_at = tokio::time::Instant::now() + self.machine.next_tick();
+                    Event::Tick
+                }
                 Some(event) = self.parts.events.recv() => event,
                 outcome = dialled(&mut self.dialling) => {
                     self.dialling = None;
@@ -150,6 +150,7 @@ impl<P: Processes> Owner<P> {
                 },
             };
             self.handle(event).await?;
+            tick_at = tick_at.min(tokio::time::Instant::now() + self.machine.next_tick());
         }
         if let Some(pump) = self.pump.take() {
             pump.abort();
