@@ -17,6 +17,7 @@ mod export;
 mod failing_trainers;
 mod fork;
 mod fork_sources;
+mod gpus;
 mod hangs;
 mod hooks;
 mod hostile_bytes;

@@ -102,7 +102,7 @@ impl<'a> Site<'a> {
         };
         let control_text = utf8(&control)?;
         let mut workers = Vec::new();
-        for index in 0..spec.resources.workers {
+        for index in 0..spec.resources.workers.saturating_add(spec.resources.spares) {
             let state = control.join(format!("workers/w{index}"));
             make_dir(&state)?;
             let state = utf8(&state)?;

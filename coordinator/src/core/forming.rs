@@ -219,7 +219,9 @@ impl Core {
             threads: job.spec.resources.threads_per_worker.unwrap_or(1),
             address: self.workers.get(&candidate.worker).map(|w| w.address.clone()).unwrap_or_default(),
             phase: Some((&record.start.phase).into()),
+            // The worker's to fill in.
             log: String::new(),
+            page: String::new(),
         };
         let starts = placed.iter().enumerate().zip(ids).map(|((rank, candidate), command_id)| {
             let assignment = Some(assignment(rank, candidate));

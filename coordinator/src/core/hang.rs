@@ -9,7 +9,8 @@ use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_spec::state::{Cause, JobPhase, StopReason};
 use trainctl_spec::{JobId, Rank};
 
-use super::ranks::{Live, RankLive, millis};
+use super::live::{Live, RankLive};
+use super::ranks::millis;
 use super::{Core, Effect, Moment};
 use crate::decide::deadlines::{Hang, Seen, Stage, Why, deadline, decide_hang};
 use crate::events::Entry;

@@ -11,6 +11,7 @@ mod changes;
 mod followers;
 mod forming;
 mod hang;
+mod live;
 mod probes;
 mod quarantine;
 mod ranks;
@@ -40,8 +41,8 @@ use crate::record::{End, JobRecord, WorkerRecord};
 use crate::run_io::{AckToken, IoRequest, IoResult};
 
 pub use self::followers::Followers;
+pub use self::live::{Live, RankLive};
 pub use self::probes::Probing;
-pub use self::ranks::{Live, RankLive};
 pub use self::workers::Worker;
 
 /// Number of one stream between a worker and this coordinator.

@@ -13,10 +13,13 @@ use trainctl_proto::v1;
 use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_proto::v1::probe::Step;
 use trainctl_proto::v1::probe_result::Result as Answer;
+use trainctl_spec::job::ModelConfigSource;
+use trainctl_spec::model::Architecture;
 use trainctl_spec::state::JobPhase;
 use trainctl_spec::{Generation, JobId};
 
 use super::{Core, Effect, Job, Moment};
+use crate::decide::health::{self, Newcomer};
 use crate::decide::liveness::{Liveness, Seen, standing};
 use crate::decide::placement::Candidate;
 use crate::decide::probes::{Begun, Failed, Member, Verdict, judge_begun, judge_pairs, plan};
@@ -193,11 +196,19 @@ impl Core {
             return self.end_round(id, out);
         }
         if round.members.iter().all(|member| round.stage.has(&member.worker)) || at.now >= round.deadline {
-            let verdict = match &round.stage {
-                Stage::Begin(answers) => self.judge_first(job, round, answers, at),
-                Stage::Check(answers) => self.judge_second(round, answers, at),
+            let (verdict, short) = match &round.stage {
+                Stage::Begin(answers) => {
+                    (self.judge_first(job, round, answers, at), self.short_of_memory(job, round, answers))
+                }
+                Stage::Check(answers) => (self.judge_second(round, answers, at), BTreeMap::new()),
             };
-            self.judged_round(id, verdict, at, out);
+            if verdict != Verdict::Pass || short.is_empty() {
+                return self.judged_round(id, verdict, at, out);
+            }
+            self.end_round(id, out);
+            for (worker, reason) in short {
+                self.quarantine(&worker, QuarantinedBy::Health, reason, at, out);
+            }
         }
     }
 
@@ -221,6 +232,32 @@ impl Core {
         }
         let others_prove = job.probing.proven.keys().any(|worker| !begun.contains_key(worker));
         judge_begun(&begun, others_prove, ANSWER_LIMIT.as_secs())
+    }
+
+    /// Newcomers of the round for whose ranks the memory does not suffice.
+    fn short_of_memory(
+        &self,
+        job: &Job,
+        round: &Round,
+        answers: &BTreeMap<String, v1::ProbeBegun>,
+    ) -> BTreeMap<String, String> {
+        let ModelConfigSource::Inline(config) = &job.spec.model.config else { return BTreeMap::new() };
+        // A resolved spec has a model that was understood.
+        let Ok(model) = Architecture::from_config(config) else { return BTreeMap::new() };
+        let newcomer = |member: &'_ Member| {
+            let is_busy = self.workers.get(&member.worker).is_none_or(|worker| worker.running.is_some());
+            let health = answers.get(&member.worker)?.health.as_ref().filter(|_| !is_busy && !member.is_proven)?;
+            health.memory_available
+        };
+        let newcomers: Vec<Newcomer<'_>> = round
+            .members
+            .iter()
+            .filter_map(|member| {
+                let available = newcomer(member)?;
+                Some(Newcomer { worker: &member.worker, machine: &member.machine, available })
+            })
+            .collect();
+        health::short_of_memory(&model.memory(job.spec.precision), &newcomers)
     }
 
     fn judge_second(&self, round: &Round, answers: &BTreeMap<String, v1::ProbeChecked>, at: Moment) -> Verdict {

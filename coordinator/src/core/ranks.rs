@@ -1,6 +1,5 @@
-//! What is seen of a generation's ranks, and what follows from it.
+//! What ranks report, and what follows from it.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tracing::{info, warn};
@@ -11,191 +10,14 @@ use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow,
 use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId, Step};
 
-use super::hang::Dumping;
-use super::saves::{Save, SaveKey, ends_now};
+use super::live::{Live, RankLive};
+use super::saves::{Save, ends_now};
 use super::{Core, Effect, Moment, StoreChange};
 use crate::decide::deadlines::Stage;
 use crate::decide::restart::{self, Restart, decide_restart};
-use crate::decide::stragglers::{Judged, Window};
 use crate::decide::verdict::{Ending, How, decide_verdict};
 use crate::events::{self, Entry};
-use crate::record::JobRecord;
 use crate::run_io::{AckToken, IoRequest};
-
-/// The current generation as seen.
-#[derive(Debug)]
-pub struct Live {
-    /// Its number.
-    pub generation: Generation,
-    /// Its ranks, in order.
-    pub ranks: Vec<RankLive>,
-    /// Saves whose commit is not done.
-    pub(super) saves: BTreeMap<SaveKey, Save>,
-    /// The highest zero-based step that this generation has committed, by kind.
-    pub(super) committed: BTreeMap<SaveKind, u64>,
-    /// Rank 0 has reported its first step.
-    stepped: bool,
-    /// Endings that their workers keep until what follows from them is journaled.
-    pub(super) tokens: Vec<AckToken>,
-    /// What is left of it was told to stop.
-    pub(super) stop_sent: bool,
-    /// What comes after its end was decided and journaled.
-    pub(super) decided: bool,
-    /// It stands still, and its workers are asked what its threads do.
-    pub(super) dumping: Option<Dumping>,
-    /// The highest zero-based step whose full save was given up, and why: unless a later one is committed, its work is not done.
-    pub(super) gave_up: Option<(u64, String)>,
-    /// The zero-based step whose save has shown that replicas differ: no save from it on is committed.
-    pub(super) corrupt_from: Option<u64>,
-    /// The rank that moves to a spare after the next commit.
-    pub(super) evicts: Option<u32>,
-}
-
-/// One rank as seen.
-#[derive(Debug)]
-pub struct RankLive {
-    /// Worker that carries it.
-    pub worker: String,
-    /// The start command, as long as it may have to be sent again.
-    pub start: Option<v1::StartTrainer>,
-    /// The trainer's process id; 0 before it was reported.
-    pub pid: u32,
-    /// What it does.
-    pub phase: Phase,
-    /// Last zero-based step that it reported.
-    pub step: Option<u64>,
-    /// Since when it has been there, on our clock.
-    pub(super) since: Duration,
-    /// How often it has moved on.
-    pub(super) moves: u64,
-    /// Where it last said that it was among the collectives.
-    pub(super) progress: Option<v1::Progress>,
-    /// How long its trainer has said nothing to its worker.
-    pub(super) silent: Duration,
-    /// Its process groups are made.
-    pub formed: bool,
-    /// The newest save of a kind that it has written, or never will: it reports saves of a kind in the order of their steps.
-    pub(super) saved: BTreeMap<SaveKind, u64>,
-    /// It reached its end by itself, with this many steps done.
-    pub finished: Option<(FinishCause, u64)>,
-    /// It is over.
-    pub ended: Option<Ending>,
-    /// Its own times of its last steps.
-    pub(super) window: Window,
-    /// What they say, once there are enough.
-    pub(super) judged: Option<Judged>,
-}
-
-impl Live {
-    /// A generation whose starts are about to go out.
-    pub fn assigned(generation: Generation, starts: Vec<(String, v1::StartTrainer)>, now: Duration) -> Self {
-        let ranks = starts.into_iter().map(|(worker, start)| RankLive::new(worker, Some(start), now)).collect();
-        Self::of(generation, ranks, false, false)
-    }
-
-    /// A generation that the journal says may live; one whose end was decided has no ranks any more.
-    pub fn adopted(generation: Generation, record: &JobRecord, now: Duration) -> Self {
-        let running = matches!(record.phase, JobPhase::Running { .. });
-        let ranks = record.ranks.iter().map(|place| {
-            let mut rank = RankLive::new(place.worker.clone(), None, now);
-            rank.formed = running;
-            rank
-        });
-        let ranks = if record.decided { Vec::new() } else { ranks.collect() };
-        Self::of(generation, ranks, running, record.decided)
-    }
-
-    fn of(generation: Generation, ranks: Vec<RankLive>, stepped: bool, decided: bool) -> Self {
-        let (saves, committed, tokens) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        let (stop_sent, dumping, gave_up, corrupt_from, evicts) = (false, None, None, None, None);
-        Self {
-            generation,
-            ranks,
-            saves,
-            committed,
-            stepped,
-            tokens,
-            stop_sent,
-            decided,
-            dumping,
-            gave_up,
-            corrupt_from,
-            evicts,
-        }
-    }
-
-    /// Records of this generation that were not acknowledged: nothing will follow from them any more.
-    pub(super) fn into_tokens(self) -> Vec<AckToken> {
-        self.saves.into_values().flat_map(|save| save.tokens).chain(self.tokens).collect()
-    }
-
-    /// The newest full save, if it was given up, and why.
-    fn lost_end(&self) -> Option<(u64, String)> {
-        let committed = self.committed.get(&SaveKind::Full).copied();
-        self.gave_up.clone().filter(|(step, _)| Some(*step) > committed)
-    }
-
-    fn all(&self, what: impl Fn(&RankLive) -> bool) -> bool {
-        self.ranks.iter().all(what)
-    }
-}
-
-impl RankLive {
-    fn new(worker: String, start: Option<v1::StartTrainer>, since: Duration) -> Self {
-        Self {
-            worker,
-            start,
-            pid: 0,
-            phase: Phase::Starting,
-            step: None,
-            since,
-            moves: 0,
-            progress: None,
-            silent: Duration::ZERO,
-            formed: false,
-            saved: BTreeMap::new(),
-            finished: None,
-            ended: None,
-            window: Window::default(),
-            judged: None,
-        }
-    }
-
-    /// Nothing was heard of it since its start was sent.
-    pub fn is_unheard(&self) -> bool {
-        self.start.is_some() && self.pid == 0 && self.ended.is_none()
-    }
-
-    /// Its worker says that it runs.
-    pub fn attach(&mut self, running: &v1::RunningTrainer, now: Duration) {
-        self.pid = running.pid;
-        self.observe(Phase::try_from(running.phase()).ok(), running.step, now);
-    }
-
-    /// What it was last seen doing. If that is new: the stage that it has left, and how long it was there.
-    pub fn observe(&mut self, phase: Option<Phase>, step: Option<u64>, now: Duration) -> Option<(Stage, Duration)> {
-        let (phase, step) = (phase.unwrap_or(self.phase), step.max(self.step));
-        if (phase, step) == (self.phase, self.step) {
-            return None;
-        }
-        let left = (Stage::of(self.phase, self.step.is_some()), now.saturating_sub(self.since));
-        (self.phase, self.step) = (phase, step);
-        self.moves_on(now);
-        Some(left)
-    }
-
-    /// It is alive and at work, though nothing else shows it.
-    pub(super) fn moves_on(&mut self, now: Duration) {
-        self.since = now;
-        self.moves += 1;
-    }
-
-    /// It is over.
-    pub fn end(&mut self, rank: u32, how: How, at: Duration, stderr_tail: Vec<String>) {
-        let (worker, phase, step) = (self.worker.clone(), self.phase, self.step);
-        self.ended = Some(Ending { rank, worker, at, how, phase, step, stderr_tail });
-    }
-}
 
 impl Core {
     /// What a trainer said, or its worker saw of it. Answers the token if nothing durable follows from the report.
@@ -246,12 +68,6 @@ impl Core {
                 self.learn(&id, number, left);
                 self.publish(&id, out);
             }
-            Report::Step(done) => {
-                rank.window.push(done.compute_seconds);
-                let left = rank.observe(Some(Phase::Stepping), Some(done.step), at.now);
-                self.learn(&id, number, left);
-                self.stepped(&id, number, done.step, at, out);
-            }
             Report::TrainRow(row) => {
                 return self.train_row(&id, convert::train_row(row, generation), token, out);
             }
@@ -279,7 +95,7 @@ impl Core {
                 self.learn(&id, number, left);
                 return self.keep_until_decided(&id, token);
             }
-            Report::Formed(_) | Report::Progress(_) => {}
+            Report::Formed(_) => {}
             Report::Stacks(stacks) => self.stacks(&id, number, &stacks, at, out),
             Report::SaveFailed(failed) => match SaveKind::try_from(failed.kind()) {
                 Ok(kind) => self.rank_failed_to_save(&id, number, kind, &failed, at, out),
@@ -362,7 +178,7 @@ impl Core {
     }
 
     /// Every rank is formed: the store is sealed and steps begin.
-    fn formed_if_all(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn formed_if_all(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let JobPhase::Forming { generation } = job.record.phase else { return };
         let ready = job.live.as_ref().is_some_and(|live| live.all(|rank| rank.formed));
@@ -403,7 +219,7 @@ impl Core {
         }
     }
 
-    fn stepped(&mut self, id: &JobId, rank: u32, step: u64, at: Moment, out: &mut Vec<Effect>) {
+    pub(super) fn stepped(&mut self, id: &JobId, rank: u32, step: u64, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         // Steps are far too many for the journal; the phase's step is for people and for the next formation's report.
         if let (JobPhase::Running { generation, .. }, 0) = (&job.record.phase, rank)
@@ -636,13 +452,12 @@ fn endings(live: &Live) -> Vec<Ending> {
 fn shows_formed(report: &Report) -> bool {
     match report {
         Report::Formed(_)
-        | Report::Step(_)
         | Report::TrainRow(_)
         | Report::ValidationRow(_)
         | Report::Shards(_)
         | Report::SaveFailed(_)
         | Report::SaveSkipped(_)
         | Report::Finished(_) => true,
-        Report::Started(_) | Report::Phase(_) | Report::Progress(_) | Report::Stacks(_) | Report::Exited(_) => false,
+        Report::Started(_) | Report::Phase(_) | Report::Stacks(_) | Report::Exited(_) => false,
     }
 }

@@ -9,7 +9,7 @@ use trainctl_spec::JobId;
 use trainctl_spec::report::{SaveKind, ShardReport};
 use trainctl_spec::state::{JobEvent, JobPhase, StopReason};
 
-use super::ranks::{Live, RankLive};
+use super::live::{Live, RankLive};
 use super::{Core, Effect, Moment};
 use crate::decide::commit::{Commit, decide_commit};
 use crate::decide::restart::refill;

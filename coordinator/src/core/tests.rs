@@ -214,7 +214,17 @@ impl World {
     }
 
     fn beat(&mut self, session: SessionId) {
-        let body = Some(v1::worker_message::Body::Heartbeat(v1::Heartbeat::default()));
+        self.beat_of(session, v1::Heartbeat::default());
+    }
+
+    /// A heartbeat of a rank that has done a step.
+    fn step(&mut self, session: SessionId, step: u64) {
+        let phase = v1::Phase::Stepping.into();
+        self.beat_of(session, v1::Heartbeat { phase, step: Some(step), ..v1::Heartbeat::default() });
+    }
+
+    fn beat_of(&mut self, session: SessionId, beat: v1::Heartbeat) {
+        let body = Some(v1::worker_message::Body::Heartbeat(beat));
         let message = v1::WorkerMessage { seq: 0, age_ms: 0, body };
         self.handle(Event::Message { session, message: Box::new(message) });
     }

@@ -10,7 +10,7 @@ use trainctl_spec::report::Phase;
 use trainctl_spec::state::{ExitClass, JobPhase, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId};
 
-use super::ranks::RankLive;
+use super::live::RankLive;
 use super::{Core, Effect, Moment, SessionId};
 use crate::decide::admission::{Refusal, Standing, decide_admission};
 use crate::decide::health::Skew;
@@ -220,6 +220,7 @@ impl Core {
             let live = job.live.as_mut().filter(|live| live.generation.0 == fence.generation)?;
             let rank = live.ranks.get_mut(running.rank as usize).filter(|rank| rank.worker == worker)?;
             rank.attach(running, at.now);
+            rank.formed |= running.step.is_some();
             match &job.record.phase {
                 JobPhase::Forming { .. } | JobPhase::Running { .. } => Some(false),
                 JobPhase::Stopping { why: StopReason::Cancel { save: true }, .. } => Some(true),
@@ -231,6 +232,7 @@ impl Core {
                 if stop {
                     self.ask_trainers_to_stop(&id, out);
                 }
+                self.formed_if_all(&id, at, out);
                 self.tell_sealed(&id, out);
             }
             None => {
@@ -348,7 +350,7 @@ impl Core {
                 self.rank_report(&id, report, token, age, at, out)
             }
             Some(v1::worker_message::Body::Heartbeat(beat)) => {
-                self.heartbeat(&id, &beat, at);
+                self.heartbeat(&id, &beat, at, out);
                 self.measure_clock(&id, &beat, at);
                 self.judge_health(&id, at, out);
                 token
@@ -378,7 +380,7 @@ impl Core {
         self.find_missing(&id, at, out);
     }
 
-    fn heartbeat(&mut self, worker: &str, beat: &v1::Heartbeat, at: Moment) {
+    fn heartbeat(&mut self, worker: &str, beat: &v1::Heartbeat, at: Moment, out: &mut Vec<Effect>) {
         let Some((job, generation, number)) = self.workers.get(worker).and_then(|w| w.running.clone()) else { return };
         let live =
             self.jobs.get_mut(&job).and_then(|job| job.live.as_mut()).filter(|live| live.generation == generation);
@@ -386,7 +388,19 @@ impl Core {
             let left = rank.observe(Phase::try_from(beat.phase()).ok(), beat.step, at.now);
             rank.progress.clone_from(&beat.progress);
             rank.silent = Duration::from_millis(beat.silent_ms);
+            for seconds in &beat.compute_seconds {
+                rank.window.push(*seconds);
+            }
+            // Whoever steps is formed, though its word for it went with a stream that broke.
+            let forms = beat.step.is_some() && !rank.formed;
+            rank.formed |= forms;
             self.learn(&job, number, left);
+            if forms {
+                self.formed_if_all(&job, at, out);
+            }
+            if let Some(step) = beat.step.filter(|_| left.is_some()) {
+                self.stepped(&job, number, step, at, out);
+            }
         }
     }
 

@@ -8,9 +8,11 @@
 //! read and nothing else. Object stores refuse requests that are signed a quarter of an hour off; before that a worker is
 //! unfit.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use trainctl_proto::v1;
+use trainctl_spec::model::Memory;
 
 /// What is too little or too much.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,6 +147,35 @@ fn judge_device(device: &v1::DeviceHealth, busy: bool, judged: &mut Judgement) {
     }
 }
 
+/// A worker that is about to get a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newcomer<'a> {
+    /// Worker id.
+    pub worker: &'a str,
+    /// Machine (kernel boot id): its workers share its memory.
+    pub machine: &'a str,
+    /// What it measured just now.
+    pub available: u64,
+}
+
+/// Those for whose ranks the memory of their machine surely does not suffice, each with the reason. `need` counts no
+/// activations, so whoever passes may still run out of memory.
+pub fn short_of_memory(need: &Memory, newcomers: &[Newcomer<'_>]) -> BTreeMap<String, String> {
+    let mut short = BTreeMap::new();
+    let mut taken: BTreeMap<&str, u64> = BTreeMap::new();
+    for Newcomer { worker, machine, available } in newcomers {
+        let ranks = taken.entry(machine).or_default();
+        if available / need.total().max(1) > *ranks {
+            *ranks += 1;
+            continue;
+        }
+        let beside = if *ranks == 0 { String::new() } else { format!(" beside {ranks} more of this job") };
+        let reason = format!("{} of memory are available, a rank{beside} needs at least {need}", mib(*available));
+        short.insert((*worker).to_owned(), reason);
+    }
+    short
+}
+
 /// All figures in one line, for a ticket.
 pub fn figures(health: Option<&v1::Health>, skew: Option<Skew>) -> String {
     let mut parts = Vec::new();
@@ -193,6 +224,29 @@ mod tests {
 
     fn judged(health: &v1::Health) -> Judgement {
         judge(Some(health), None, &Limits::default())
+    }
+
+    #[test]
+    fn ranks_of_one_machine_share_its_memory() {
+        let need = Memory { weights: 1 << 30, master: 0, gradients: 1 << 30, optimizer: 2 << 30 };
+        let newcomer = |worker, machine, gib: u64| Newcomer { worker, machine, available: gib << 30 };
+        let fits = [newcomer("a", "m", 8), newcomer("b", "m", 8), newcomer("c", "n", 4)];
+        assert_eq!(short_of_memory(&need, &fits), BTreeMap::new());
+        let short = short_of_memory(&need, &[newcomer("a", "m", 7), newcomer("b", "m", 7), newcomer("c", "n", 3)]);
+        let told: Vec<(&str, &str)> = short.iter().map(|(worker, reason)| (worker.as_str(), reason.as_str())).collect();
+        let figures = "4096 MiB (weights 1024, master 0, gradients 1024, optimizer 2048)";
+        assert_eq!(
+            told,
+            [
+                (
+                    "b",
+                    &*format!(
+                        "7168 MiB of memory are available, a rank beside 1 more of this job needs at least {figures}"
+                    )
+                ),
+                ("c", &*format!("3072 MiB of memory are available, a rank needs at least {figures}")),
+            ]
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! - [`telemetry`]: logs to stderr.
 //! - [`endpoint`], [`auth`], [`certificates`], [`tls`], [`rpc`]: how a client finds a coordinator, proves itself, and dials.
 //! - [`connections`]: how many connections a listener takes, and whose.
+//! - [`page`]: where another process is, without a message.
 //! - [`proc`]: process hygiene through `/proc` and prctl.
 
 pub mod auth;
@@ -14,6 +15,7 @@ pub mod clock;
 pub mod connections;
 pub mod endpoint;
 mod files;
+pub mod page;
 pub mod proc;
 pub mod rpc;
 pub mod signals;

@@ -82,6 +82,9 @@ pub struct Resources {
     /// World size: one worker is one rank.
     #[schemars(range(min = 1, max = 65536))]
     pub workers: u32,
+    /// Further workers that wait to take the place of a lost one; whoever starts workers starts so many more.
+    #[schemars(range(max = 65536))]
+    pub spares: u32,
     /// `cpu` or `cuda`.
     pub device: Device,
     /// Intra-op threads of each rank; resolved at submit to max(1, cores ÷ workers on the node).
@@ -447,7 +450,7 @@ pub struct DistEnv {
 
 impl Default for Resources {
     fn default() -> Self {
-        Self { workers: 1, device: Device::Cpu, threads_per_worker: None }
+        Self { workers: 1, spares: 0, device: Device::Cpu, threads_per_worker: None }
     }
 }
 

@@ -52,6 +52,7 @@ pub const FIELDS: &[Field] = &[
         "resources.workers",
         "any world size continues the run (C8); sums are ordered otherwise, so P4's equality of bits ends",
     ),
+    change("resources.spares", "they wait"),
     change("resources.device", "P4's equality of bits ends"),
     change("resources.threads_per_worker", "P4's equality of bits ends"),
     keep("model.config.*", "the weights have this shape"),

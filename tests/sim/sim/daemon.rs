@@ -195,8 +195,8 @@ impl World {
             return self.work(number, Event::StartFailed { reason: "no process".to_owned() });
         }
         let (tag, rank) = ((job, fence.generation), assignment.rank);
-        let (step, end) = (None, None);
-        self.workers[number].trainer = Some(Trainer { tag, fence, rank, step, end });
+        let (step, steps, end) = (None, 0, None);
+        self.workers[number].trainer = Some(Trainer { tag, fence, rank, step, steps, end });
         let group = self.groups.entry(tag).or_insert_with(|| Group::new(&assignment));
         assert!(group.started.insert(rank), "J7: rank {rank} of generation {} was started twice", tag.1);
         group.alive.insert(rank, number);
@@ -256,9 +256,10 @@ impl World {
         }
         for (rank, worker) in members {
             if let Some(trainer) = &mut self.workers[worker].trainer {
-                trainer.step = Some(step);
+                (trainer.step, trainer.steps) = (Some(step), trainer.steps + 1);
+                let steps = trainer.steps;
+                self.work(worker, Event::Place(v1::Place { beats: steps, steps, step, ..v1::Place::default() }));
             }
-            self.say(worker, Report::Step(v1::StepDone { step, compute_seconds: 0.0 }));
             if rank == 0 {
                 self.spool(worker, training::row(step));
             }

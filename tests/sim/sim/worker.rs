@@ -26,6 +26,8 @@ pub(crate) struct Trainer {
     pub(crate) rank: u32,
     /// Last step that it did.
     pub(crate) step: Option<u64>,
+    /// How many it has done.
+    pub(crate) steps: u64,
     /// How it has ended, while it is cleaned up after.
     pub(crate) end: Option<End>,
 }

@@ -10,7 +10,6 @@ use hyper_util::rt::TokioIo;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
-use trainctl_engine::pulse::Pulse;
 use trainctl_proto::v1::rank_report::Report;
 use trainctl_proto::v1::trainer_control::Request;
 use trainctl_proto::v1::trainer_link_client::TrainerLinkClient;
@@ -19,12 +18,13 @@ use trainctl_runtime::rpc::MAX_MESSAGE_BYTES;
 
 use crate::ending::Ending;
 use crate::requests::Pending;
+use crate::whereabouts::Whereabouts;
 
 /// Environment variable that names the descriptor of the link. Only standard input is used, so that no `unsafe` is needed.
 const LINK_FD: &str = "TRAINCTL_LINK_FD";
 
-/// How often the worker is told where the rank is.
-const PROGRESS: Duration = Duration::from_secs(1);
+/// How often it is written that the process runs.
+const BEAT: Duration = Duration::from_secs(1);
 /// How long a thread may take to say where it is.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -113,22 +113,15 @@ impl Link {
         });
     }
 
-    /// Tells the worker once a second where the rank is, until the link ends. It comes from the link's own thread: when it stops
+    /// Writes once a second that the process runs, until the link ends. It comes from the link's own thread: when it stops
     /// the process is frozen, whatever the engine does.
-    pub(crate) fn follow_progress(&self, pulse: Arc<Pulse>) {
-        let mut client = self.client();
+    pub(crate) fn keep_beating(&self, whereabouts: Arc<Whereabouts>) {
         self.runtime.spawn(async move {
-            let mut ticks = tokio::time::interval(PROGRESS);
+            let mut ticks = tokio::time::interval(BEAT);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                let place = pulse.place();
-                let collective = place.newest.map(|newest| newest.to_string()).unwrap_or_default();
-                let progress = v1::Progress { entered: place.entered, left: place.left, collective };
-                if let Err(status) = client.report(report(Report::Progress(progress))).await {
-                    tracing::debug!(%status, "the worker hears no more of the progress");
-                    return;
-                }
+                whereabouts.beat();
             }
         });
     }

@@ -14,6 +14,7 @@ mod requests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod whereabouts;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -62,8 +63,9 @@ fn run() -> Result<(), Ending> {
         stop_at = assignment.stop_at,
         "assigned"
     );
-    link.follow_progress(job.pulse.clone());
-    let reporter = Arc::new(reporter::Reporter::start(&link, requests));
+    let whereabouts = Arc::new(whereabouts::Whereabouts::open(assignment.page.as_ref(), job.pulse.clone())?);
+    link.keep_beating(whereabouts.clone());
+    let reporter = Arc::new(reporter::Reporter::start(&link, requests, whereabouts));
     let finished = train::run(job, reporter.clone());
     // What was reported before an error counts too: the worker must have it before this process ends.
     let delivered = match &finished {

@@ -2,7 +2,8 @@
 //!
 //! The engine's calls only queue. One task sends each report and waits for its reply before the next, so the order holds
 //! and a spooled report is on the worker's disk before anything later is said. While the worker's disk is full a report is
-//! tried again: a metric row is the last thing to be dropped (P5). Only a queue that is full makes the engine wait.
+//! tried again: a metric row is the last thing to be dropped (P5). Only a queue that is full makes the engine wait. Steps are
+//! no reports: they stand in a page that the worker reads ([`Whereabouts`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -12,13 +13,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Code;
 use trainctl_engine::{FailedSave, Finished, Link as EngineLink, Requests};
-use trainctl_proto::v1::{self, PhaseChanged, RankReport, StepDone, rank_report::Report};
+use trainctl_proto::v1::{self, PhaseChanged, RankReport, rank_report::Report};
 use trainctl_spec::Step;
 use trainctl_spec::report::{Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 
 use crate::ending::Ending;
 use crate::link::Link;
 use crate::requests::Pending;
+use crate::whereabouts::Whereabouts;
 
 /// Reports that may wait for the worker: some thousand steps.
 const QUEUE: usize = 8_192;
@@ -44,6 +46,7 @@ pub(crate) struct Reporter {
     client: Client,
     runtime: Handle,
     requests: Arc<Pending>,
+    whereabouts: Arc<Whereabouts>,
     closed: AtomicBool,
     /// The phase that was reported last.
     phase: AtomicI32,
@@ -51,11 +54,12 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     /// Starts the sending task on the link's threads.
-    pub(crate) fn start(link: &Link, requests: Arc<Pending>) -> Self {
+    pub(crate) fn start(link: &Link, requests: Arc<Pending>, whereabouts: Arc<Whereabouts>) -> Self {
         let (queue, items) = mpsc::channel(QUEUE);
         let (client, runtime) = (link.client(), link.handle());
         runtime.spawn(send_all(client.clone(), items));
-        Self { queue, client, runtime, requests, closed: AtomicBool::new(false), phase: AtomicI32::default() }
+        let (closed, phase) = (AtomicBool::new(false), AtomicI32::default());
+        Self { queue, client, runtime, requests, whereabouts, closed, phase }
     }
 
     /// Reports the finish; returns once the worker has it and everything before.
@@ -114,7 +118,7 @@ impl EngineLink for Reporter {
     }
 
     fn step_done(&self, step: Step, compute: Duration) {
-        self.report(Report::Step(StepDone { step: step.0, compute_seconds: compute.as_secs_f64() }));
+        self.whereabouts.step_done(step, compute);
     }
 
     fn train_row(&self, row: TrainRow) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use prost::Message as _;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
@@ -20,6 +21,7 @@ use trainctl_proto::v1::{
     KvNumber, KvSet, KvValue, RankReport, ReportReply, SaveRequest, Sealed, StopRequest, TrainerControl, WithdrawReply,
     WithdrawRequest, trainer_control,
 };
+use trainctl_runtime::page::Page;
 use trainctl_spec::Step;
 use trainctl_spec::report::{FinishCause, Phase, SaveKind, TrainRow};
 
@@ -28,6 +30,7 @@ use crate::link::Link;
 use crate::rendezvous::Forwarded;
 use crate::reporter::Reporter;
 use crate::requests::Pending;
+use crate::whereabouts::Whereabouts;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -52,6 +55,7 @@ struct Pair {
     server: Option<Runtime>,
     link: Link,
     requests: Arc<Pending>,
+    page: Page,
 }
 
 fn fence() -> Option<Fence> {
@@ -74,13 +78,18 @@ fn pair() -> Pair {
     let link = Link::over(theirs).map_err(|ending| format!("{ending:?}")).unwrap();
     let requests = Arc::new(Pending::default());
     link.follow_requests(requests.clone());
-    Pair { worker, control, server: Some(server), link, requests }
+    Pair { worker, control, server: Some(server), link, requests, page: Page::new().unwrap() }
 }
 
 impl Pair {
     fn rendezvous(&self) -> Forwarded {
         let assignment = self.link.assignment().unwrap();
         Forwarded::new(&self.link, &assignment, self.requests.clone())
+    }
+
+    fn reporter(&self) -> Reporter {
+        let whereabouts = Whereabouts::open(&self.page.path(), Arc::default()).map_err(|ending| format!("{ending:?}"));
+        Reporter::start(&self.link, self.requests.clone(), Arc::new(whereabouts.unwrap()))
     }
 
     fn ask(&self, request: trainer_control::Request) {
@@ -122,33 +131,49 @@ fn row(step: u64) -> TrainRow {
 fn reports_arrive_in_order_and_a_full_disk_is_waited_for() {
     let pair = pair();
     pair.worker.shared.0.lock().unwrap().refuse = 1;
-    let reporter = Reporter::start(&pair.link, pair.requests.clone());
+    let reporter = pair.reporter();
     reporter.phase(Phase::Stepping, Step(0));
     for step in 0..200 {
         reporter.train_row(row(step));
-        reporter.step_done(Step(step), Duration::from_millis(250));
     }
     let finished = Finished { cause: FinishCause::Complete, next_step: Step(200), last_loss: Some(2.5) };
     reporter.finish(&finished).unwrap();
     let reports = pair.reports();
-    assert_eq!(reports.len(), 402, "finish returns when the worker has everything");
+    assert_eq!(reports.len(), 202, "finish returns when the worker has everything");
     assert!(matches!(reports[0], Report::Phase(_)));
     for step in 0..200 {
-        let at = 1 + 2 * usize::try_from(step).unwrap();
+        let at = 1 + usize::try_from(step).unwrap();
         assert!(matches!(&reports[at], Report::TrainRow(row) if row.step == step), "{at}");
-        assert!(matches!(&reports[at + 1], Report::Step(done) if done.step == step), "{at}");
     }
-    assert!(matches!(&reports[401], Report::Finished(finished) if finished.steps_done == 200));
+    assert!(matches!(&reports[201], Report::Finished(finished) if finished.steps_done == 200));
+}
+
+#[test]
+fn j5_the_page_has_the_newest_step_before_anything_else_happens() {
+    let pair = pair();
+    let place = || v1::Place::decode(pair.page.read().unwrap().as_slice()).unwrap();
+    let reporter = pair.reporter();
+    for step in 3..43 {
+        reporter.step_done(Step(step), Duration::from_millis(step));
+        assert_eq!((place().step, place().steps), (step, step - 2));
+    }
+    let times = place().compute_seconds;
+    assert_eq!((times.len(), times.first().copied(), times.last().copied()), (32, Some(0.011), Some(0.042)));
+    assert_eq!((place().beats, place().progress), (0, None));
+    let whereabouts = Arc::new(Whereabouts::open(&pair.page.path(), Arc::default()).map_err(drop).unwrap());
+    pair.link.keep_beating(whereabouts);
+    eventually("a second beat of the link's own thread", || place().beats == 2);
+    assert!(place().progress.is_some());
 }
 
 #[test]
 fn a_lost_worker_is_a_lost_peer() {
     let mut pair = pair();
-    let reporter = Reporter::start(&pair.link, pair.requests.clone());
-    reporter.step_done(Step(0), Duration::from_millis(250));
+    let reporter = pair.reporter();
+    reporter.train_row(row(0));
     reporter.flush().unwrap();
     pair.server.take().unwrap().shutdown_timeout(Duration::from_millis(100));
-    reporter.step_done(Step(1), Duration::from_millis(250));
+    reporter.train_row(row(1));
     let ending = reporter.flush().unwrap_err();
     assert_eq!(ending, Ending::peer_lost(ending.message().to_owned()));
     assert!(ending.message().contains("the worker does not take reports"), "{ending:?}");
@@ -157,7 +182,7 @@ fn a_lost_worker_is_a_lost_peer() {
 #[test]
 fn the_worker_says_which_reports_it_withdraws() {
     let mut pair = pair();
-    let reporter = Reporter::start(&pair.link, pair.requests.clone());
+    let reporter = pair.reporter();
     let steps = [Step(9), Step(19)];
     assert_eq!(reporter.withdraw(SaveKind::Full, &steps), [Step(19)]);
     assert_eq!(reporter.withdraw(SaveKind::Weights, &steps), [], "a worker that can not");
@@ -169,24 +194,24 @@ fn the_worker_says_which_reports_it_withdraws() {
 #[test]
 fn what_still_runs_after_a_failure_is_waited_for() {
     let pair = pair();
-    let reporter = Arc::new(Reporter::start(&pair.link, pair.requests.clone()));
+    let reporter = Arc::new(pair.reporter());
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let saving: Arc<dyn trainctl_engine::Link> = reporter.clone();
     let save = std::thread::spawn(move || {
         wait.recv().unwrap();
-        saving.step_done(Step(7), Duration::from_millis(250));
+        saving.train_row(row(7));
     });
     let closing = std::thread::spawn(move || reporter.close());
     go.send(()).unwrap();
     closing.join().unwrap().unwrap();
     save.join().unwrap();
-    assert!(matches!(&pair.reports()[..], [Report::Step(done)] if done.step == 7), "{:?}", pair.reports());
+    assert!(matches!(&pair.reports()[..], [Report::TrainRow(row)] if row.step == 7), "{:?}", pair.reports());
 }
 
 #[test]
 fn requests_come_in_band_and_a_save_answers_the_save_request() {
     let pair = pair();
-    let reporter = Reporter::start(&pair.link, pair.requests.clone());
+    let reporter = pair.reporter();
     assert_eq!(reporter.requests(), Requests::default());
     pair.ask(trainer_control::Request::Save(SaveRequest {}));
     eventually("the save request", || reporter.requests() == Requests { stop: false, save: true });

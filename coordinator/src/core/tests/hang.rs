@@ -12,8 +12,7 @@ impl World {
         let progress = Some(v1::Progress { entered, left, collective });
         let phase = v1::Phase::Stepping.into();
         let beat = v1::Heartbeat { phase, step: Some(step), progress, silent_ms: 500, ..v1::Heartbeat::default() };
-        let body = Some(v1::worker_message::Body::Heartbeat(beat));
-        self.handle(Event::Message { session, message: Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body }) });
+        self.beat_of(session, beat);
     }
 
     /// Both ranks' heartbeats and ticks, for so long.

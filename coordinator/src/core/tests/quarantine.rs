@@ -253,6 +253,38 @@ mod probes {
     }
 
     #[test]
+    fn a_rank_that_the_memory_of_its_machine_cannot_hold_is_not_started() {
+        let mut world = World::probing();
+        // 67 M parameters of 16 bytes each.
+        world.spec = SPEC.replace("n_embd: 8", "n_embd: 1024").replace("vocab_size: 64", "vocab_size: 53248");
+        world.submit();
+        world.join_from("a", 1, "w0", None);
+        world.join_from("a", 2, "w1", None);
+        let well = |world: &mut World, session, memory_mib: u64| {
+            let health = v1::Health { memory_available: Some(memory_mib << 20), ..v1::Health::default() };
+            let begun = v1::ProbeBegun { health: Some(health), ..v1::ProbeBegun::default() };
+            world.answer(session, Answer::Begun(begun));
+        };
+        well(&mut world, 1, 1_500);
+        well(&mut world, 2, 1_500);
+        assert_eq!((world.workers.len(), world.preparations()), (1, 0));
+        let quarantine = world.workers[0].quarantine.clone().unwrap();
+        assert_eq!((world.workers[0].id.as_str(), quarantine.by), ("w1", QuarantinedBy::Health));
+        assert!(
+            quarantine.reason.starts_with("1500 MiB of memory are available, a rank beside 1 more"),
+            "{quarantine:?}"
+        );
+        assert_eq!(world.waiting(), "waiting for 1 more worker (1 of 2); quarantined: w1");
+        world.join_from("b", 3, "w2", None);
+        well(&mut world, 1, 1_500);
+        well(&mut world, 3, 1_500);
+        world.well(1);
+        world.well(3);
+        world.prepare(StartPoint::default());
+        assert_eq!(world.starts().len(), 2, "a machine of its own has room");
+    }
+
+    #[test]
     fn workers_of_two_hosts_dial_each_other_and_a_pair_that_fails_is_named() {
         let mut world = World::probing();
         world.submit();

@@ -7,7 +7,9 @@ use crate::decide::stragglers::{SUSTAINED, WINDOW};
 fn steps(world: &mut World, first: u64, seconds: [f64; 2]) {
     for step in first..first + WINDOW as u64 {
         for (rank, compute_seconds) in (0..).zip(seconds) {
-            world.report(u64::from(rank) + 1, rank, Report::Step(v1::StepDone { step, compute_seconds }));
+            let (phase, compute_seconds) = (v1::Phase::Stepping.into(), vec![compute_seconds]);
+            let beat = v1::Heartbeat { phase, step: Some(step), compute_seconds, ..v1::Heartbeat::default() };
+            world.beat_of(rank + 1, beat);
         }
     }
     world.handle(Event::Tick);

@@ -17,9 +17,21 @@ fn j6_a_late_hello_of_a_dial_that_was_given_up_does_not_end_a_rank() {
     let mut world = World::running();
     world.join_at("m", 3, "w1", None, 1);
     assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
-    world.report(2, 1, Report::Step(v1::StepDone { step: 7, ..Default::default() }));
+    world.step(2, 7);
     let status = world.core.status(&job()).unwrap();
     assert_eq!(status.ranks[1].step, Some(7), "its stream goes on");
+}
+
+#[test]
+fn j7_whoever_steps_is_formed_though_its_word_for_it_was_lost() {
+    let mut world = World::forming();
+    world.report(1, 0, Report::Started(v1::TrainerStarted { pid: 10, start_time: 20 }));
+    world.step(1, 0);
+    assert!(matches!(world.phase(), JobPhase::Forming { .. }), "{:?}", world.phase());
+    // This one's was lost with its heartbeats; its trainer has ended, and the spool brings what it did.
+    world.report(2, 1, Report::TrainRow(v1::TrainRow { timestamp: "t".to_owned(), ..v1::TrainRow::default() }));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+    assert_eq!(world.events("generation_formed").len(), 1);
 }
 
 #[test]

@@ -94,6 +94,7 @@ fn resources(top: &mut Section<'_, '_>) -> Resources {
     let default = Resources::default();
     let resources = Resources {
         workers: section.get("workers", whole(1, 65_536)).unwrap_or(default.workers),
+        spares: section.get("spares", whole(0, 65_536)).unwrap_or(default.spares),
         device: section
             .get("device", choice(&[("cpu", Device::Cpu), ("cuda", Device::Cuda)]))
             .unwrap_or(default.device),

@@ -10,7 +10,7 @@ pub(crate) const FULL: &str = r#"name: gpt2-124m
 run_dir: runs/gpt2-124m
 seed: 1111
 deterministic: true
-resources: {workers: 8, device: cuda, threads_per_worker: 4}
+resources: {workers: 8, spares: 4, device: cuda, threads_per_worker: 4}
 model: {config: configs/gpt2-124m.json, init: random}
 dataset:
   paths: data/processed_*_text_document

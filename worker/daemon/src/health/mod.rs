@@ -3,6 +3,7 @@
 //! Nothing here runs on the session's task: a file system that hangs holds up a blocking thread and no heartbeat. The worker
 //! judges nothing; the coordinator does (`decide/health.rs`, `decide/probes.rs`).
 
+mod device;
 mod disk;
 mod memory;
 mod probe;
@@ -20,9 +21,6 @@ use crate::session::machine::Event;
 
 /// Time between two measurements.
 const EVERY: Duration = Duration::from_secs(60);
-
-/// GPUs are the coordinator's to judge once somebody asks them.
-const NOT_ASKED: &str = "this worker does not speak NVML yet";
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -49,7 +47,10 @@ impl Measure {
             Err(error) => health.errors.push(format!("free space of {}: {error}", self.state_dir.display())),
         }
         if self.device != "cpu" {
-            NOT_ASKED.clone_into(&mut health.device_error);
+            match device::read(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()) {
+                Ok(devices) => health.devices = devices,
+                Err(error) => health.device_error = error,
+            }
         }
         health
     }

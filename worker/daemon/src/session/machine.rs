@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use trainctl_proto::v1::{
-    Ack, Assignment, CommandResult, Fence, Health, Heartbeat, Phase, Probe, ProbeResult, Progress, RankReport,
+    Ack, Assignment, CommandResult, Fence, Health, Heartbeat, Phase, Place, Probe, ProbeResult, RankReport,
     RunningTrainer, StartTrainer, StopTrainer, TrainerControl, coordinator_message::Body as Command,
     rank_report::Report,
 };
@@ -38,6 +38,8 @@ pub enum Event {
     Heard(Command),
     /// The trainer said something that is not spooled.
     Said(RankReport),
+    /// Where the trainer is, by its page: before each tick.
+    Place(Place),
     /// The trainer that [`Effect::Start`] asked for exists.
     Started {
         /// Its process id.
@@ -142,8 +144,10 @@ enum Trainer {
         /// Its report that every process group is made. It is not spooled and must not get lost with a stream, or the
         /// generation would never be formed; so it is said again on every new one.
         formed: Option<Box<RankReport>>,
-        /// Where it last said that it was, and when.
-        progress: Option<(Progress, Duration)>,
+        /// Where it is, and when its own thread last wrote that.
+        place: Option<(Place, Duration)>,
+        /// Steps whose times the coordinator was told.
+        told: u64,
     },
     /// Its end is known or wished for; it is not gone yet.
     Stuck {
@@ -256,7 +260,8 @@ impl Machine {
                 }
                 self.heard(now, command)
             }
-            Event::Said(report) => self.said(now, report),
+            Event::Said(report) => self.said(report),
+            Event::Place(place) => self.seen(now, place),
             Event::Started { pid, start_time } => self.started(pid, start_time),
             Event::StartFailed { reason } => self.start_failed(&reason),
             Event::Ended => {
@@ -304,20 +309,36 @@ impl Machine {
     }
 
     /// Without the wall clock, which is not the machine's to read.
-    fn heartbeat(&self, now: Duration) -> Heartbeat {
+    fn heartbeat(&mut self, now: Duration) -> Heartbeat {
         let (beat_us, heard_at) = self.beat.unwrap_or((0, now));
         let held_us = u64::try_from(now.saturating_sub(heard_at).as_micros()).unwrap_or(u64::MAX);
         let beat = Heartbeat { beat_us, held_us, ..Heartbeat::default() };
         let Some(running) = self.running() else { return beat };
-        let progress = match &self.trainer {
-            Trainer::Running { progress: Some((progress, said_at)), .. } => {
-                Some((progress, now.saturating_sub(*said_at)))
+        let beat = Heartbeat { phase: running.phase, step: running.step, ..beat };
+        let Trainer::Running { place: Some((place, moved_at)), told, .. } = &mut self.trainer else { return beat };
+        let untold = usize::try_from(place.steps.saturating_sub(*told)).unwrap_or(usize::MAX);
+        *told = place.steps;
+        Heartbeat {
+            progress: place.progress.clone(),
+            silent_ms: u64::try_from(now.saturating_sub(*moved_at).as_millis()).unwrap_or(u64::MAX),
+            compute_seconds: place.compute_seconds[place.compute_seconds.len().saturating_sub(untold)..].to_vec(),
+            ..beat
+        }
+    }
+
+    /// Takes in where the trainer is. Its first step is told at once, later ones with the heartbeats.
+    fn seen(&mut self, now: Duration, newest: Place) -> Vec<Effect> {
+        let Trainer::Running { running, place, .. } = &mut self.trainer else { return Vec::new() };
+        if newest.steps > 0 {
+            let is_first = running.step.replace(newest.step).is_none();
+            if let (true, Stream::Up { beat_at, .. }) = (is_first, &mut self.stream) {
+                *beat_at = now;
             }
-            _ => None,
-        };
-        let silent_ms = progress.map_or(0, |(_, silent)| u64::try_from(silent.as_millis()).unwrap_or(u64::MAX));
-        let progress = progress.map(|(progress, _)| progress.clone());
-        Heartbeat { phase: running.phase, step: running.step, progress, silent_ms, ..beat }
+        }
+        let moved_at =
+            place.take().filter(|(last, _)| last.beats == newest.beats).map_or(now, |(_, moved_at)| moved_at);
+        *place = Some((newest, moved_at));
+        Vec::new()
     }
 
     fn heard(&mut self, now: Duration, command: Command) -> Vec<Effect> {
@@ -513,16 +534,11 @@ impl Machine {
         }
     }
 
-    fn said(&mut self, now: Duration, report: RankReport) -> Vec<Effect> {
-        if let Trainer::Running { running, formed, progress, .. } = &mut self.trainer {
+    fn said(&mut self, report: RankReport) -> Vec<Effect> {
+        if let Trainer::Running { running, formed, .. } = &mut self.trainer {
             match &report.report {
-                Some(Report::Progress(place)) => {
-                    *progress = Some((place.clone(), now));
-                    return Vec::new();
-                }
                 Some(Report::Formed(_)) => *formed = Some(Box::new(report.clone())),
                 Some(Report::Phase(changed)) => running.phase = changed.phase,
-                Some(Report::Step(done)) => running.step = Some(done.step),
                 _ => {}
             }
         }
@@ -540,7 +556,7 @@ impl Machine {
         }
         let phase = Phase::Starting.into();
         let running = RunningTrainer { fence: Some(fence), rank, pid, start_time, phase, step: None };
-        self.trainer = Trainer::Running { run, running, stop, ended: false, formed: None, progress: None };
+        self.trainer = Trainer::Running { run, running, stop, ended: false, formed: None, place: None, told: 0 };
         effects.push(self.done(&command));
         effects
     }

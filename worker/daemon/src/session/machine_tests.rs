@@ -5,9 +5,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use trainctl_proto::v1::{
-    Assignment, Beat, CommandResult, Fence, Formed, Phase, PhaseChanged, RankReport, StartTrainer, StepDone,
-    StopRequest, StopTrainer, TrainerControl, Welcome, coordinator_message::Body as Command, rank_report::Report,
-    trainer_control,
+    Assignment, Beat, CommandResult, Fence, Formed, Phase, PhaseChanged, Place, RankReport, StartTrainer, StopRequest,
+    StopTrainer, TrainerControl, Welcome, coordinator_message::Body as Command, rank_report::Report, trainer_control,
 };
 
 use super::machine::{Effect, Event, FIRST_LEASE, HEARTBEAT, Machine, Outgoing};
@@ -345,11 +344,46 @@ fn hello_and_heartbeat_carry_phase_and_step() {
     let mut machine = running();
     let said = |report| Event::Said(RankReport { fence: Some(fence(7, 5)), rank: 1, report: Some(report) });
     machine.on(NOW, said(Report::Phase(PhaseChanged { phase: Phase::Stepping.into() })));
-    machine.on(NOW, said(Report::Step(StepDone { step: 41, compute_seconds: 0.5 })));
+    machine.on(NOW, Event::Place(Place { steps: 2, step: 41, compute_seconds: vec![0.25, 0.5], ..Place::default() }));
     let hello = machine.running().unwrap();
     assert_eq!((hello.pid, hello.start_time, hello.step), (10, 20, Some(41)));
     assert_eq!(hello.phase(), Phase::Stepping);
     machine.on(NOW, Event::Connected);
     let effects = machine.on(NOW + HEARTBEAT, Event::Tick);
     assert!(matches!(&effects[..], [Effect::Send(Outgoing::Heartbeat(beat))] if beat.step == Some(41)), "{effects:?}");
+}
+
+#[test]
+fn heartbeats_tell_the_times_of_the_steps_since_the_last_and_how_long_the_page_stands_still() {
+    let mut machine = running();
+    machine.on(NOW, Event::Connected);
+    let mut beat = |after: u64, beats: u64, times: &[f64]| {
+        let now = NOW + HEARTBEAT * u32::try_from(after).unwrap();
+        let steps = times.len() as u64;
+        let step = 10 + steps.saturating_sub(1);
+        machine.on(now, Event::Place(Place { beats, steps, step, compute_seconds: times.to_vec(), progress: None }));
+        match &machine.on(now, Event::Tick)[..] {
+            [Effect::Send(Outgoing::Heartbeat(beat))] => beat.clone(),
+            other => panic!("a heartbeat, not {other:?}"),
+        }
+    };
+    let first = beat(1, 1, &[]);
+    assert_eq!((first.step, first.silent_ms), (None, 0));
+    let second = beat(2, 2, &[0.5, 0.25]);
+    assert_eq!((second.step, &second.compute_seconds[..]), (Some(11), &[0.5, 0.25][..]));
+    let third = beat(3, 2, &[0.5, 0.25, 0.75]);
+    assert_eq!((third.step, &third.compute_seconds[..]), (Some(12), &[0.75][..]));
+    assert_eq!(third.silent_ms, 1_000, "steps do not count: only its own thread shows that the process runs");
+}
+
+#[test]
+fn a_first_step_is_told_at_once() {
+    let mut machine = running();
+    machine.on(NOW, Event::Connected);
+    machine.on(NOW, Event::Place(Place { beats: 1, steps: 1, step: 7, ..Place::default() }));
+    assert!(
+        matches!(&machine.on(NOW, Event::Tick)[..], [Effect::Send(Outgoing::Heartbeat(beat))] if beat.step == Some(7))
+    );
+    machine.on(NOW, Event::Place(Place { beats: 1, steps: 2, step: 8, ..Place::default() }));
+    assert_eq!(machine.on(NOW, Event::Tick), [], "later ones with the heartbeats");
 }

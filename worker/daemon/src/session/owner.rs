@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use trainctl_proto::v1::{Assignment, Heartbeat, Hello, Probe, TrainerControl, WorkerMessage, worker_message::Body};
+use trainctl_proto::v1::{
+    Assignment, Heartbeat, Hello, Place, Probe, TrainerControl, WorkerMessage, worker_message::Body,
+};
 use trainctl_runtime::backoff::Backoff;
 use trainctl_runtime::clock::Clock;
 use trainctl_runtime::proc;
@@ -39,6 +41,8 @@ pub trait Processes: Send {
     fn kill(&mut self, reason: &str);
     /// Hands a request to the trainer.
     fn control(&mut self, control: TrainerControl);
+    /// Where the trainer is by its page; `None` before it wrote it, and while none runs.
+    fn place(&self) -> Option<Place>;
     /// Finds out what the trainer's threads are doing; [`Event::Said`] brings it.
     fn dump_stacks(&mut self);
 }
@@ -137,6 +141,9 @@ impl<P: Processes> Owner<P> {
                 }
                 () = tokio::time::sleep_until(tick_at) => {
                     tick_at = tokio::time::Instant::now() + self.machine.next_tick();
+                    if let Some(place) = self.parts.processes.place() {
+                        self.handle(Event::Place(place)).await?;
+                    }
                     Event::Tick
                 }
                 Some(event) = self.parts.events.recv() => event,

@@ -65,6 +65,10 @@ impl Processes for Names {
 
     fn control(&mut self, _: TrainerControl) {}
 
+    fn place(&self) -> Option<trainctl_proto::v1::Place> {
+        None
+    }
+
     fn dump_stacks(&mut self) {}
 }
 

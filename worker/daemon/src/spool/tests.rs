@@ -236,8 +236,8 @@ fn s4_what_a_predecessor_may_have_sent_is_not_withdrawn() {
 fn what_ends_or_commits_is_synced_and_rows_are_not() {
     assert!(must_sync(&of(Report::Finished(Finished::default()))));
     assert!(must_sync(&of(Report::Exited(TrainerExit::default()))));
+    assert!(!is_spooled(&of(Report::Formed(trainctl_proto::v1::Formed {}))));
     assert!(!must_sync(&row(0)) && is_spooled(&row(0)));
     assert!(is_spooled(&of(Report::SaveFailed(SaveFailed::default()))));
     assert!(is_spooled(&of(Report::SaveSkipped(SaveSkipped::default()))));
-    assert!(!is_spooled(&of(Report::Step(trainctl_proto::v1::StepDone { step: 1, compute_seconds: 0.0 }))));
 }

@@ -1,11 +1,13 @@
 //! What the trainer is served over its inherited socketpair: its assignment, a place for its reports, the requests of
 //! its coordinator, and rendezvous.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use futures::StreamExt as _;
+use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -13,9 +15,10 @@ use tonic::{Request, Response, Status};
 use trainctl_proto::v1::rendezvous_server::RendezvousServer;
 use trainctl_proto::v1::trainer_link_server::{TrainerLink, TrainerLinkServer};
 use trainctl_proto::v1::{
-    Assignment, AssignmentRequest, ControlRequest, Phase, RankReport, ReportReply, Stacks, TrainerControl,
+    Assignment, AssignmentRequest, ControlRequest, Phase, Place, RankReport, ReportReply, Stacks, TrainerControl,
     WithdrawReply, WithdrawRequest, rank_report::Report, trainer_control,
 };
+use trainctl_runtime::page::Page;
 use trainctl_runtime::rpc::MAX_MESSAGE_BYTES;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
 
@@ -33,7 +36,9 @@ pub(super) struct Line {
     assignment: Assignment,
     spool: SpoolHandle,
     events: mpsc::Sender<Event>,
-    progress: Mutex<(Phase, Option<u64>)>,
+    phase: Mutex<Phase>,
+    /// What the trainer writes where it is.
+    page: Page,
     control: mpsc::Sender<TrainerControl>,
     controls: Mutex<Option<mpsc::Receiver<TrainerControl>>>,
     /// Whether it may have its assignment, and the log that it takes up if it was loaded before it had one.
@@ -45,13 +50,16 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(assignment: Assignment, spool: SpoolHandle, events: mpsc::Sender<Event>) -> Self {
+    /// # Errors
+    /// The system gives no page.
+    pub(super) fn new(assignment: Assignment, spool: SpoolHandle, events: mpsc::Sender<Event>) -> io::Result<Self> {
         let (control, controls) = mpsc::channel(CONTROL_QUEUE);
-        Self {
+        Ok(Self {
             assignment,
             spool,
             events,
-            progress: Mutex::new((Phase::Starting, None)),
+            phase: Mutex::new(Phase::Starting),
+            page: Page::new()?,
             control,
             controls: Mutex::new(Some(controls)),
             open: watch::Sender::new(None),
@@ -59,7 +67,7 @@ impl Line {
             sealed: watch::Sender::new(false),
             stacks: Mutex::default(),
             stepped: watch::Sender::new(false),
-        }
+        })
     }
 
     /// The trainer's next answer about its threads. Who waited for an earlier one hears nothing more.
@@ -110,7 +118,18 @@ impl Line {
 
     /// Phase and last step.
     pub(super) fn progress(&self) -> (Phase, Option<u64>) {
-        *lock(&self.progress)
+        (*lock(&self.phase), self.place().filter(|place| place.steps > 0).map(|place| place.step))
+    }
+
+    /// Where the trainer is, once it has said so.
+    pub(super) fn place(&self) -> Option<Place> {
+        let record = self.page.read()?;
+        let place = Place::decode(record.as_slice());
+        let place = place.inspect_err(|error| tracing::warn!(%error, "the trainer's page is not understood")).ok()?;
+        if place.steps > 0 && !*self.stepped.borrow() {
+            self.stepped.send_replace(true);
+        }
+        Some(place)
     }
 
     pub(super) fn assignment(&self) -> &Assignment {
@@ -123,15 +142,9 @@ impl Line {
     }
 
     fn note(&self, report: &Report) {
-        let mut progress = lock(&self.progress);
         match report {
-            Report::Phase(changed) => progress.0 = changed.phase(),
-            Report::Step(done) => {
-                progress.1 = Some(done.step);
-                self.stepped.send_replace(true);
-            }
-            Report::TrainRow(row) => progress.1 = progress.1.max(Some(row.step)),
-            Report::Finished(_) => progress.0 = Phase::Finished,
+            Report::Phase(changed) => *lock(&self.phase) = changed.phase(),
+            Report::Finished(_) => *lock(&self.phase) = Phase::Finished,
             _ => {}
         }
     }
@@ -173,7 +186,8 @@ impl TrainerLink for Link {
         let mut open = self.0.open.subscribe();
         let given_up = |_| Status::unavailable("the worker gave this trainer up");
         let log = open.wait_for(Option::is_some).await.map_err(given_up)?.clone().unwrap_or_default();
-        Ok(Response::new(Assignment { log, ..self.0.assignment.clone() }))
+        let page = self.0.page.path().display().to_string();
+        Ok(Response::new(Assignment { log, page, ..self.0.assignment.clone() }))
     }
 
     async fn report(&self, request: Request<RankReport>) -> Result<Response<ReportReply>, Status> {

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use trainctl_proto::v1::{
-    Assignment, Phase, RankReport, TrainerControl, TrainerExit, TrainerStarted, rank_report::Report,
+    Assignment, Phase, Place, RankReport, TrainerControl, TrainerExit, TrainerStarted, rank_report::Report,
 };
 use trainctl_runtime::proc;
 use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn as spawn_task};
@@ -101,7 +101,12 @@ impl Trainers {
 
 impl Processes for Trainers {
     fn start(&mut self, assignment: Assignment) {
-        let line = Arc::new(Line::new(assignment.clone(), self.setup.spool.clone(), self.setup.events.clone()));
+        let line = match Line::new(assignment, self.setup.spool.clone(), self.setup.events.clone()) {
+            Ok(line) => Arc::new(line),
+            Err(error) => {
+                return self.cannot_start(format!("make the page in which the trainer says where it is: {error}"));
+            }
+        };
         *lock(&self.current) = Some(Current { child: None, log: PathBuf::new(), line: line.clone(), killed: None });
         let (setup, current, standby) = (self.setup.clone(), self.current.clone(), self.standby.clone());
         self.load_the_next(line.watch_stepped());
@@ -126,6 +131,10 @@ impl Processes for Trainers {
         }
     }
 
+    fn place(&self) -> Option<Place> {
+        lock(&self.current).as_ref()?.line.place()
+    }
+
     fn dump_stacks(&mut self) {
         let subject = lock(&self.current).as_ref().and_then(|current| {
             let (line, log) = (current.line.clone(), current.log.clone());
@@ -146,6 +155,17 @@ impl Processes for Trainers {
 }
 
 impl Trainers {
+    fn cannot_start(&self, reason: String) {
+        tracing::error!(%reason, "the trainer could not be started");
+        let setup = self.setup.clone();
+        let kind = TaskKind { name: "refused start", on_cancel: OnCancel::Abort, on_error: OnError::Log };
+        let tell = async move {
+            tell(&setup, Event::StartFailed { reason }).await;
+            Ok::<(), Infallible>(())
+        };
+        drop(spawn_task(kind, &self.setup.shutdown, tell));
+    }
+
     /// Loads the trainer of the next start. Not before this one's first step, since it would take time from a start that is
     /// under way; after one that ended without a step, once nothing has been started for a while.
     fn load_the_next(&self, mut stepped: watch::Receiver<bool>) {

@@ -8,15 +8,18 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use prost::Message as _;
 use tokio_stream::StreamExt as _;
 use tonic::transport::{Channel, Endpoint};
 use trainctl_proto::v1::rank_report::Report;
 use trainctl_proto::v1::rendezvous_client::RendezvousClient;
 use trainctl_proto::v1::trainer_link_client::TrainerLinkClient;
 use trainctl_proto::v1::{
-    AssignmentRequest, ControlRequest, FinishCause, Finished, KvGet, KvSet, Phase, PhaseChanged, RankReport, StepDone,
-    TrainRow, trainer_control,
+    AssignmentRequest, ControlRequest, FinishCause, Finished, KvGet, KvSet, Phase, PhaseChanged, Place as Whereabouts,
+    RankReport, TrainRow, trainer_control,
 };
+
+use trainctl_runtime::page::Writer;
 
 use super::Place;
 
@@ -64,10 +67,12 @@ pub async fn main() {
         // A row at each step until stopped in band; the link's file tells how far it is.
         "steps" => {
             let mut controls = link.control(ControlRequest {}).await.unwrap().into_inner();
+            let page = Writer::open(assignment.page.as_ref()).unwrap();
             report(&mut link, Report::Phase(PhaseChanged { phase: Phase::Stepping.into() })).await;
             for step in 0.. {
                 report(&mut link, row(step)).await;
-                report(&mut link, Report::Step(StepDone { step, compute_seconds: 0.0 })).await;
+                let whereabouts = Whereabouts { steps: step + 1, step, ..Whereabouts::default() };
+                page.write(&whereabouts.encode_to_vec()).unwrap();
                 std::fs::write(place.join("step"), format!("{step}\n")).unwrap();
                 let control = tokio::time::timeout(Duration::from_millis(2), controls.next()).await;
                 if let Ok(Some(Ok(control))) = control
