@@ -30,8 +30,8 @@ use crate::rows::Rows;
 /// Pause before a row that could not be written is tried again: rows are the last thing that is dropped (P5).
 const ROW_RETRY: Duration = Duration::from_secs(1);
 
-/// Rows are made durable together: this long after the last one, or after so many.
-const SYNC_AFTER: Duration = Duration::from_millis(200);
+/// Rows are made durable together: this long after the first of them, or after so many. Until then workers keep them.
+const SYNC_AFTER: Duration = Duration::from_secs(1);
 const SYNC_ROWS: usize = 256;
 /// When a predecessor that was frozen at our takeover must have done what it was about to do (C2).
 const TAKEOVER_LEASE: Duration = Duration::from_secs(15);
@@ -250,7 +250,11 @@ impl RunTask {
         // The generation that was prepared last, and the step after which it starts.
         let mut begun = self.begun;
         let mut unsynced: Vec<AckToken> = Vec::new();
+        let mut sync_at = tokio::time::Instant::now();
         loop {
+            if unsynced.is_empty() {
+                sync_at = tokio::time::Instant::now() + SYNC_AFTER;
+            }
             let request = tokio::select! {
                 biased;
                 request = requests.recv() => match request {
@@ -262,7 +266,7 @@ impl RunTask {
                     self.take_over(&store, &weights, begun).await?;
                     continue;
                 }
-                () = tokio::time::sleep(SYNC_AFTER), if !unsynced.is_empty() => {
+                () = tokio::time::sleep_until(sync_at), if !unsynced.is_empty() => {
                     self.sync(&mut rows, &mut unsynced).await?;
                     continue;
                 }
