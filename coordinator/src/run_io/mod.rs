@@ -250,10 +250,11 @@ impl RunTask {
         // The generation that was prepared last, and the step after which it starts.
         let mut begun = self.begun;
         let mut unsynced: Vec<AckToken> = Vec::new();
-        let mut sync_at = tokio::time::Instant::now();
+        let soon = || tokio::time::Instant::now() + SYNC_AFTER;
+        let mut sync_at = soon();
         loop {
             if unsynced.is_empty() {
-                sync_at = tokio::time::Instant::now() + SYNC_AFTER;
+                sync_at = soon();
             }
             let request = tokio::select! {
                 biased;
@@ -268,6 +269,7 @@ impl RunTask {
                 }
                 () = tokio::time::sleep_until(sync_at), if !unsynced.is_empty() => {
                     self.sync(&mut rows, &mut unsynced).await?;
+                    sync_at = soon();
                     continue;
                 }
             };
