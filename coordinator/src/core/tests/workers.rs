@@ -25,7 +25,9 @@ fn j6_a_late_hello_of_a_dial_that_was_given_up_does_not_end_a_rank() {
 #[test]
 fn j7_whoever_steps_is_formed_though_its_word_for_it_was_lost() {
     let mut world = World::forming();
-    world.report(1, 0, Report::Started(v1::TrainerStarted { pid: 10, start_time: 20 }));
+    for (session, rank) in [(1, 0), (2, 1)] {
+        world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 10 + rank, start_time: 20 }));
+    }
     world.step(1, 0);
     assert!(matches!(world.phase(), JobPhase::Forming { .. }), "{:?}", world.phase());
     // This one's was lost with its heartbeats; its trainer has ended, and the spool brings what it did.
