@@ -160,7 +160,8 @@ impl Core {
             stopped_by_us: exit.stopped_by_us,
         };
         // Whoever had finished is finished, however its process went afterwards.
-        let class = if rank.finished.is_some() { ExitClass::Finished } else { ExitClass::of(&seen) };
+        let class = ExitClass::of(&seen).with_last_words(&exit.stderr_tail);
+        let class = if rank.finished.is_some() { ExitClass::Finished } else { class };
         // A stop that we did not ask for is the worker's own leave.
         let how = match class {
             ExitClass::StoppedByUs if !stopping => How::WorkerLost(WhyLost::Left),

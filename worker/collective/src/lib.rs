@@ -24,6 +24,12 @@ mod stacks;
 mod store;
 mod torch;
 
+/// Ends the process without taking anything of it down: process groups close with it and not before, and the destructors of
+/// libtorch, which pull tensors from under threads that still run, do not come.
+pub fn exit_at_once(code: i32) -> ! {
+    ffi::exit_at_once(code)
+}
+
 pub use bytes::{bytes, bytes_mut, copy_from_bytes, copy_streaming};
 pub use error::Error;
 pub use group::{GroupOptions, ProcessGroup, ReduceOp, Work};

@@ -9,6 +9,7 @@ use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow,
 use trainctl_spec::start::{DataPhase, StartFrom};
 use trainctl_spec::{Generation, Rank, Step};
 
+use crate::Error;
 use crate::pulse::Pulse;
 
 /// One rank's part of one generation.
@@ -95,6 +96,9 @@ pub trait Link: Send + Sync {
     fn withdraw(&self, kind: SaveKind, steps: &[Step]) -> Vec<Step>;
     /// What is asked of this rank now. Read once per step, and before a write is tried again.
     fn requests(&self) -> Requests;
+    /// This rank has failed by itself (`None`: it panicked) and its process groups still stand. Once they are taken down its peers
+    /// fail too, and who is heard of first is chance: a process of one rank ends here, so that its end says why (P6).
+    fn failed(&self, _: Option<&Error>) {}
 }
 
 /// How a rank ended by itself.

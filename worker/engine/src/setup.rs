@@ -38,7 +38,49 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
     trainctl_collective::set_num_threads(job.threads.max(1) as usize).map_err(Error::Shim)?;
     trainctl_collective::set_deterministic(job.spec.deterministic).map_err(Error::Shim)?;
     let world = meet(&job, link.as_ref(), device)?;
+    let loaded = load(&job, &world, &link, device);
+    if let Err(error) = &loaded
+        && error.is_own_fault()
+    {
+        link.failed(Some(error));
+    }
+    let Loaded { train, validation, executor, params, optimizer, updates, saver } = loaded?;
+    Ok(Run {
+        generation: job.generation,
+        share: Share {
+            rank: job.rank.0,
+            size: job.world_size,
+            local_batch_size: job.spec.step_scheduler.local_batch_size,
+        },
+        start_step: job.start_step,
+        schedule: Schedule::new(&job.spec.step_scheduler, job.spec.checkpoint.weights_every_steps, job.stop_at),
+        lr: lr::Schedule::of(&job.spec),
+        saver,
+        phase: job.phase,
+        executor,
+        spec: job.spec,
+        link,
+        world,
+        train,
+        validation,
+        params,
+        optimizer,
+        updates,
+    })
+}
 
+/// What a rank has once it has met the others and opened what it reads.
+struct Loaded {
+    train: Source,
+    validation: Vec<ValidationSet>,
+    executor: Executor,
+    params: Parameters,
+    optimizer: AdamW,
+    updates: u64,
+    saver: Saver,
+}
+
+fn load(job: &TrainJob, world: &World, link: &Arc<dyn Link>, device: Device) -> Result<Loaded, Error> {
     link.phase(Phase::Loading, job.start_step);
     let spec = &job.spec;
     let arch = architecture(spec)?;
@@ -79,24 +121,9 @@ pub(crate) fn prepare(job: TrainJob, link: Arc<dyn Link>) -> Result<Run, Error> 
             0
         }
     };
-    Ok(Run {
-        generation: job.generation,
-        share: Share { rank: job.rank.0, size: job.world_size, local_batch_size: spec.step_scheduler.local_batch_size },
-        start_step: job.start_step,
-        schedule: Schedule::new(&spec.step_scheduler, spec.checkpoint.weights_every_steps, job.stop_at),
-        lr: lr::Schedule::of(spec),
-        saver: Saver::new(&job, &params, device, Arc::clone(&link))?,
-        phase: job.phase,
-        executor: Executor::new(model, Head::new(spec.loss_fn), false),
-        spec: job.spec,
-        link,
-        world,
-        train,
-        validation,
-        params,
-        optimizer,
-        updates,
-    })
+    let saver = Saver::new(job, &params, device, Arc::clone(link))?;
+    let executor = Executor::new(model, Head::new(spec.loss_fn), false);
+    Ok(Loaded { train, validation, executor, params, optimizer, updates, saver })
 }
 
 fn device_of(spec: &JobSpec) -> Result<Device, Error> {

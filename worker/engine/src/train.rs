@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,9 +45,15 @@ pub const EPOCH: u64 = 0;
 /// [`Error::Collective`] when a peer was lost, else what this rank or every rank did wrong.
 pub fn run(job: TrainJob, link: Arc<dyn Link>) -> Result<Finished, Error> {
     let mut run = setup::prepare(job, Arc::clone(&link))?;
-    let finished = run.steps(link.as_ref());
+    let finished = catch_unwind(AssertUnwindSafe(|| run.steps(link.as_ref()))).unwrap_or_else(|panic| {
+        link.failed(None);
+        resume_unwind(panic)
+    });
     let wait = finished.as_ref().err().is_none_or(Error::is_own_fault);
     let saved = if wait { run.saver.finish() } else { Ok(()) };
+    if let Some(error) = finished.as_ref().err().or(saved.as_ref().err()).filter(|error| error.is_own_fault()) {
+        link.failed(Some(error));
+    }
     let finished = finished?;
     saved?;
     link.phase(Phase::Finished, finished.next_step);

@@ -68,18 +68,30 @@ impl Ending {
         Self { code, message }
     }
 
-    /// Writes the last line and gives the exit code.
+    /// Writes the last line.
     #[expect(clippy::print_stderr, reason = "the last line is a contract with the worker's exit report, not a log")]
-    pub(crate) fn report(self) -> ExitCode {
+    fn say(&self) {
         eprintln!("trainctl-trainer: error: {}", one_line(&self.message));
+    }
+
+    /// Writes the last line and gives the exit code.
+    pub(crate) fn report(self) -> ExitCode {
+        self.say();
         ExitCode::from(u8::try_from(self.code).unwrap_or(1))
+    }
+
+    /// Writes the last line and ends the process before anything of it is taken down: no peer fails before this process has
+    /// ended with its own code.
+    pub(crate) fn end_at_once(self) -> ! {
+        self.say();
+        trainctl_collective::exit_at_once(self.code)
     }
 }
 
-impl From<Error> for Ending {
-    fn from(error: Error) -> Self {
+impl From<&Error> for Ending {
+    fn from(error: &Error) -> Self {
         let message = error.to_string();
-        Self { code: class_of(&error, &message), message }
+        Self { code: class_of(error, &message), message }
     }
 }
 
@@ -156,7 +168,7 @@ mod tests {
         ];
         for (error, wanted) in cases {
             let text = error.to_string();
-            assert_eq!(Ending::from(error).code, wanted, "{text}");
+            assert_eq!(Ending::from(&error).code, wanted, "{text}");
         }
     }
 

@@ -72,7 +72,7 @@ fn run() -> Result<(), Ending> {
         Ok(finished) => reporter.finish(finished),
         Err(_) => reporter.close(),
     };
-    let finished = finished?;
+    let finished = finished.map_err(|error| Ending::from(&error))?;
     delivered?;
     tracing::info!(cause = ?finished.cause, next_step = finished.next_step.0, "finished");
     Ok(())

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Code;
-use trainctl_engine::{FailedSave, Finished, Link as EngineLink, Requests};
+use trainctl_engine::{Error, FailedSave, Finished, Link as EngineLink, Requests};
 use trainctl_proto::v1::{self, PhaseChanged, RankReport, rank_report::Report};
 use trainctl_spec::Step;
 use trainctl_spec::report::{Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
@@ -172,6 +172,14 @@ impl EngineLink for Reporter {
 
     fn requests(&self) -> Requests {
         self.requests.now()
+    }
+
+    fn failed(&self, error: Option<&Error>) {
+        // What was reported before counts too.
+        if let Err(lost) = self.flush() {
+            tracing::error!(?lost, "the last reports are lost");
+        }
+        error.map_or_else(Ending::panicked, Ending::from).end_at_once()
     }
 }
 

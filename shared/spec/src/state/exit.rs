@@ -87,6 +87,9 @@ pub enum ExitClass {
     StoppedByUs,
 }
 
+/// What Rust's and C++'s runtimes say of an allocation that failed, before they abort.
+const ALLOCATION_FAILED: [&str; 2] = ["memory allocation of ", "std::bad_alloc"];
+
 const SIGABRT: i32 = 6;
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -113,6 +116,14 @@ impl ExitClass {
             },
             ProcessExit { code: None, signal: None, .. } => Self::Lost,
         }
+    }
+
+    /// The class, where what the process wrote last says more than its signal: an allocation that fails ends a program in Rust or
+    /// C++ with SIGABRT.
+    #[must_use]
+    pub fn with_last_words(self, lines: &[String]) -> Self {
+        let is_of_memory = |line: &String| ALLOCATION_FAILED.iter().any(|words| line.contains(words));
+        if self == Self::Assertion && lines.iter().any(is_of_memory) { Self::OutOfMemory } else { self }
     }
 
     /// Whether it only follows from something that happened elsewhere.

@@ -182,6 +182,17 @@ fn exits_are_classed() {
 }
 
 #[test]
+fn an_abort_for_lack_of_memory_is_told_by_its_last_words() {
+    let abort = ExitClass::of(&ProcessExit { signal: Some(6), ..ProcessExit::default() });
+    let class = |class: ExitClass, line: &str| class.with_last_words(&["loading".to_owned(), line.to_owned()]);
+    let rust = "memory allocation of 9223372036854775807 bytes failed";
+    let cpp = "terminate called after throwing an instance of 'std::bad_alloc'";
+    assert_eq!([class(abort, rust), class(abort, cpp)], [ExitClass::OutOfMemory; 2]);
+    assert_eq!(class(abort, "terminate called after throwing an instance of 'c10::Error'"), abort);
+    assert_eq!(class(ExitClass::Panic, rust), ExitClass::Panic);
+}
+
+#[test]
 fn a_fingerprint_ignores_numbers() {
     let failure = |message: &str| RankFailure {
         rank: Rank(1),

@@ -1,7 +1,7 @@
 //! The boundary to `csrc/`: declarations, and one safe wrapper for each.
 #![expect(
     unsafe_code,
-    reason = "calls into the C++ of csrc/, one copy and one signal handler, each with a SAFETY note"
+    reason = "calls into the C++ of csrc/, one copy, one signal handler and `_exit`, each with a SAFETY note"
 )]
 
 pub(crate) mod cuda;
@@ -12,7 +12,7 @@ pub(crate) mod stacks;
 pub(crate) mod stream;
 pub(crate) mod tensor;
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 
 use crate::error::{Error, classify};
 
@@ -22,6 +22,15 @@ const ABORTED: i32 = 2;
 
 unsafe extern "C" {
     fn tc_string_free(text: *mut c_char);
+}
+
+/// `_exit` of the C library.
+pub(crate) fn exit_at_once(code: i32) -> ! {
+    unsafe extern "C" {
+        fn _exit(code: c_int) -> !;
+    }
+    // SAFETY: it takes a number and runs nothing more of this process.
+    unsafe { _exit(code) }
 }
 
 /// Runs one call that reports by code and message.
