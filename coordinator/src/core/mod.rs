@@ -229,6 +229,7 @@ impl Default for Policy {
                 lease: Duration::from_secs(5),
                 grace: Duration::from_secs(30),
                 tick: Duration::from_millis(500),
+                alone: Duration::from_secs(60),
             },
             commit_retry: Duration::from_secs(2),
             prepare_retry: Duration::from_secs(5),
@@ -322,6 +323,8 @@ pub struct Core {
     adopted_at: Option<Duration>,
     last_tick: Duration,
     doubted_at: Option<Duration>,
+    /// When no worker was heard, last.
+    alone_at: Option<Duration>,
     jobs: BTreeMap<JobId, Job>,
     workers: BTreeMap<String, Worker>,
     /// Those that take no rank, whether they are there or not.
@@ -353,6 +356,7 @@ impl Core {
             adopted_at: None,
             last_tick: now,
             doubted_at: None,
+            alone_at: None,
             jobs,
             workers,
             quarantined,

@@ -14,7 +14,7 @@ use super::live::RankLive;
 use super::{Core, Effect, Moment, SessionId};
 use crate::decide::admission::{Refusal, Standing, decide_admission};
 use crate::decide::health::Skew;
-use crate::decide::liveness::{Doubt, Liveness, Seen, decide_liveness, late_by};
+use crate::decide::liveness::{Doubt, Liveness, Seen, decide_liveness, hears_nobody, late_by};
 use crate::decide::placement::Candidate;
 use crate::decide::verdict::How;
 use crate::run_io::AckToken;
@@ -447,9 +447,18 @@ impl Core {
         }
         let seen: Vec<Seen> =
             self.workers.values().map(|w| Seen { heard_at: w.heard_at, connected: w.session.is_some() }).collect();
+        if hears_nobody(at.now, &seen, &policy) {
+            if self.alone_at.is_none_or(|alone| at.now.saturating_sub(alone) > policy.lease) {
+                warn!(
+                    workers = seen.len(),
+                    "no worker is heard: this coordinator is cut off, and nothing restarts meanwhile"
+                );
+            }
+            self.alone_at = Some(at.now);
+        }
         // The doubt holds for one lease: who has not been heard by then is lost.
         let doubted = self.doubted_at.is_some_and(|doubt| at.now.saturating_sub(doubt) <= policy.lease);
-        let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, &seen, doubted, &policy);
+        let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, self.alone_at, &seen, doubted, &policy);
         if doubt == Doubt::MassExpiry {
             self.doubted_at = Some(at.now);
             warn!(workers = seen.len(), "most leases lapsed at once: looking again before anything restarts");

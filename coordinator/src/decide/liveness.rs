@@ -11,6 +11,8 @@ pub struct Policy {
     pub grace: Duration,
     /// Expected time between two ticks.
     pub tick: Duration,
+    /// So long a coordinator that hears nobody at all takes that for its own fault.
+    pub alone: Duration,
 }
 
 /// What the owner task knows of one worker.
@@ -42,6 +44,16 @@ pub enum Doubt {
     Grace,
     /// More than half of the leases lapsed in one tick: more likely our own fault.
     MassExpiry,
+    /// Nobody is heard, or nobody was within the last lease: we are cut off, and there is nobody to restart anything on.
+    Alone,
+}
+
+/// Whether no worker of several is heard. They are more likely to be all behind one fault of the network, and to train on (P5), than
+/// to be all dead; for how long is a matter of policy.
+pub fn hears_nobody(now: Duration, seen: &[Seen], policy: &Policy) -> bool {
+    let last = seen.iter().map(|seen| seen.heard_at).max().unwrap_or_default();
+    let is_lost = |seen: &Seen| standing(now, seen, policy) == Liveness::Lost;
+    seen.len() > 1 && seen.iter().all(is_lost) && now.saturating_sub(last) <= policy.lease + policy.alone
 }
 
 /// By how much a tick that came late extends every lease: our own standstill must not be charged to the workers.
@@ -61,10 +73,12 @@ pub fn standing(now: Duration, seen: &Seen, policy: &Policy) -> Liveness {
 
 /// Judges all workers at `now`. `adopted_at` is when this coordinator took over jobs that may be running, if it did;
 /// `doubted` whether the previous tick already answered [`Doubt::MassExpiry`]: the doubt holds once, and leases that are
-/// still over at the next look are over.
+/// still over at the next look are over. `alone_at` is when it last held that [`hears_nobody`]: once somebody is heard again the
+/// others have one lease to come back too.
 pub fn decide_liveness(
     now: Duration,
     adopted_at: Option<Duration>,
+    alone_at: Option<Duration>,
     seen: &[Seen],
     doubted: bool,
     policy: &Policy,
@@ -74,6 +88,7 @@ pub fn decide_liveness(
     let doubt = match lost {
         0 => Doubt::None,
         _ if adopted_at.is_some_and(|at| now.saturating_sub(at) < policy.grace) => Doubt::Grace,
+        _ if alone_at.is_some_and(|at| now.saturating_sub(at) < policy.lease) => Doubt::Alone,
         n if n > 1 && n * 2 > seen.len() && !doubted => Doubt::MassExpiry,
         _ => Doubt::None,
     };
@@ -90,15 +105,19 @@ pub fn decide_liveness(
 mod tests {
     use super::*;
 
-    const POLICY: Policy =
-        Policy { lease: Duration::from_secs(5), grace: Duration::from_secs(30), tick: Duration::from_millis(500) };
+    const POLICY: Policy = Policy {
+        lease: Duration::from_secs(5),
+        grace: Duration::from_secs(30),
+        tick: Duration::from_millis(500),
+        alone: Duration::from_secs(60),
+    };
 
     fn at(secs: u64, connected: bool) -> Seen {
         Seen { heard_at: Duration::from_secs(secs), connected }
     }
 
     fn judge(now: u64, seen: &[Seen], doubted: bool) -> (Vec<Liveness>, Doubt) {
-        decide_liveness(Duration::from_secs(now), Some(Duration::ZERO), seen, doubted, &POLICY)
+        decide_liveness(Duration::from_secs(now), Some(Duration::ZERO), None, seen, doubted, &POLICY)
     }
 
     #[test]
@@ -114,7 +133,7 @@ mod tests {
     fn j6_no_lease_expires_in_the_grace_after_a_takeover() {
         let (verdicts, doubt) = judge(29, &[at(0, false), at(29, true)], false);
         assert_eq!((verdicts[0], doubt), (Liveness::Unknown, Doubt::Grace));
-        let fresh = decide_liveness(Duration::from_secs(29), None, &[at(0, false), at(29, true)], false, &POLICY);
+        let fresh = decide_liveness(Duration::from_secs(29), None, None, &[at(0, false), at(29, true)], false, &POLICY);
         assert_eq!(fresh.0[0], Liveness::Lost, "a coordinator that took nothing over knows its workers");
     }
 
@@ -126,6 +145,22 @@ mod tests {
             (vec![Liveness::Unknown, Liveness::Unknown, Liveness::Alive], Doubt::MassExpiry)
         );
         assert_eq!(judge(101, &seen, true).0[0], Liveness::Lost);
+    }
+
+    #[test]
+    fn p5_a_coordinator_that_hears_nobody_loses_nobody_and_gives_them_a_lease_to_come_back() {
+        let now = |secs| Duration::from_secs(secs);
+        let cut_off = [at(90, true), at(91, false)];
+        assert!(!hears_nobody(now(96), &cut_off, &POLICY), "one of them is within its lease");
+        assert!(hears_nobody(now(97), &cut_off, &POLICY));
+        assert!(hears_nobody(now(156), &cut_off, &POLICY) && !hears_nobody(now(157), &cut_off, &POLICY));
+        assert!(!hears_nobody(now(97), &cut_off[..1], &POLICY), "one worker alone may well be dead");
+        let judge =
+            |secs, alone_at, seen: &[Seen]| decide_liveness(now(secs), None, Some(now(alone_at)), seen, true, &POLICY);
+        assert_eq!(judge(120, 120, &cut_off), (vec![Liveness::Unknown; 2], Doubt::Alone));
+        let back = [at(123, true), at(91, false)];
+        assert_eq!(judge(124, 120, &back), (vec![Liveness::Alive, Liveness::Unknown], Doubt::Alone));
+        assert_eq!(judge(125, 120, &back), (vec![Liveness::Alive, Liveness::Lost], Doubt::None));
     }
 
     #[test]
