@@ -1,6 +1,8 @@
 //! Coordinator and workers started by hand, and the verbs that talk to them.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -36,12 +38,29 @@ impl Coordinator {
 
     /// Starts one, with `TRAINCTL_FAULT` where a fault is given.
     pub fn launch(scratch: &Scratch, state_dir: &Path, fault: Option<&str>) -> Self {
-        let mut command = scratch.command("trainctl-coordinator");
-        command.arg("--state-dir").arg(state_dir);
+        let mut command = Self::command(scratch, state_dir);
         if let Some(fault) = fault {
             command.env("TRAINCTL_FAULT", fault);
         }
         Self { process: scratch.start(command, "coordinator"), state_dir: state_dir.to_owned() }
+    }
+
+    /// Starts one that other machines reach, by somebody else.
+    pub fn launch_by(
+        scratch: &Scratch,
+        state_dir: &Path,
+        address: IpAddr,
+        spawn: impl FnOnce(Command) -> std::io::Result<Child>,
+    ) -> Self {
+        let mut command = Self::command(scratch, state_dir);
+        command.arg("--listen").arg(SocketAddr::new(address, 0).to_string());
+        Self { process: scratch.start_by(command, "coordinator", spawn), state_dir: state_dir.to_owned() }
+    }
+
+    fn command(scratch: &Scratch, state_dir: &Path) -> Command {
+        let mut command = scratch.command("trainctl-coordinator");
+        command.arg("--state-dir").arg(state_dir);
+        command
     }
 
     /// Waits until it has published its endpoint.
@@ -73,12 +92,17 @@ impl Coordinator {
 
 /// Starts a worker by hand with the state directory `w<index>`.
 pub fn start_worker(scratch: &Scratch, coordinator: &Path, index: u32, trainer: Option<&Path>) -> Process {
+    scratch.start(worker_command(scratch, coordinator, index, trainer), &format!("worker-{index}"))
+}
+
+/// The command of such a worker.
+pub fn worker_command(scratch: &Scratch, coordinator: &Path, index: u32, trainer: Option<&Path>) -> Command {
     let mut command = scratch.command("trainctl-worker");
     command.arg("--state-dir").arg(scratch.join(&format!("w{index}"))).arg("--coordinator").arg(coordinator);
     if let Some(trainer) = trainer {
         command.arg("--trainer").arg(trainer);
     }
-    scratch.start(command, &format!("worker-{index}"))
+    command
 }
 
 /// Submits a spec and gives the job's id.

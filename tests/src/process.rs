@@ -38,7 +38,20 @@ impl Process {
     ///
     /// # Panics
     /// If it cannot be started.
-    pub fn start(mut command: Command, folder: &std::path::Path, label: &str) -> Self {
+    pub fn start(command: Command, folder: &std::path::Path, label: &str) -> Self {
+        Self::start_by(command, folder, label, |mut command| command.spawn())
+    }
+
+    /// The same, spawned by somebody else: it dies with the thread that does so.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start_by(
+        mut command: Command,
+        folder: &std::path::Path,
+        label: &str,
+        spawn: impl FnOnce(Command) -> std::io::Result<Child>,
+    ) -> Self {
         fs::create_dir_all(folder).unwrap();
         let [stdout, stderr] = ["out", "err"].map(|end| folder.join(format!("{label}.{end}")));
         command
@@ -46,7 +59,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(File::create(&stdout).unwrap())
             .stderr(File::create(&stderr).unwrap());
-        let child = command.spawn().unwrap_or_else(|error| panic!("start {label}: {error}"));
+        let child = spawn(command).unwrap_or_else(|error| panic!("start {label}: {error}"));
         Self { label: label.to_owned(), child, stdout, stderr }
     }
 

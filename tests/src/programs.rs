@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 pub const VARIABLE: &str = "TRAINCTL_BIN_DIR";
 
 /// Needs that a machine may not meet. A suite that lacks one skips with a message, unless `TRAINCTL_REQUIRE` names it.
-fn lacks(need: &str, why: &str) {
+///
+/// # Panics
+/// If it does.
+pub fn lacks(need: &str, why: &str) {
     let required = std::env::var("TRAINCTL_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|name| name.trim() == need), "TRAINCTL_REQUIRE={required}, but {why}");
     eprintln!("skipped: {why}");

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 use nix::sys::signal::Signal;
 use trainctl_runtime::proc;
@@ -28,7 +28,11 @@ pub struct Scratch {
     count: Cell<u32>,
     bin_dir: PathBuf,
     environment: Vec<(&'static str, String)>,
+    desk: Option<Spawn>,
 }
+
+/// How processes are spawned that are not simply children of this thread.
+pub type Spawn = Box<dyn Fn(Command) -> std::io::Result<Child>>;
 
 impl Scratch {
     /// A folder named after the test.
@@ -48,6 +52,7 @@ impl Scratch {
             count: Cell::new(0),
             bin_dir: programs::dir(),
             environment: Vec::new(),
+            desk: None,
         }
     }
 
@@ -83,10 +88,25 @@ impl Scratch {
         self.environment = environment;
     }
 
+    /// From now on `trainctl` is spawned by this, as on another machine.
+    pub fn set_desk(&mut self, spawn: Spawn) {
+        self.desk = Some(spawn);
+    }
+
     /// Starts a command; its output is `logs/<number>-<label>.{out,err}`.
     pub fn start(&self, command: Command, label: &str) -> Process {
+        self.start_by(command, label, |mut command| command.spawn())
+    }
+
+    /// The same, spawned by somebody else.
+    pub fn start_by(
+        &self,
+        command: Command,
+        label: &str,
+        spawn: impl FnOnce(Command) -> std::io::Result<Child>,
+    ) -> Process {
         let number = self.count.replace(self.count.get() + 1);
-        Process::start(command, &self.join("logs"), &format!("{number:02}-{label}"))
+        Process::start_by(command, &self.join("logs"), &format!("{number:02}-{label}"), spawn)
     }
 
     /// Starts `trainctl`.
@@ -94,7 +114,10 @@ impl Scratch {
         let mut command = self.command("trainctl");
         command.args(arguments);
         let verb = command.get_args().next().map_or_else(String::new, |verb| verb.to_string_lossy().into_owned());
-        self.start(command, &verb)
+        match &self.desk {
+            Some(spawn) => self.start_by(command, &verb, spawn),
+            None => self.start(command, &verb),
+        }
     }
 
     /// From now on the programs are those of a folder of this test, whose trainer is a script that ends by `exec`ing the

@@ -8,7 +8,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use trainctl_tests::programs;
 
 /// Each package of ours and those of ours that it may use. What is missing here may use nothing.
-const EDGES: [(&str, &[&str]); 16] = [
+const EDGES: [(&str, &[&str]); 17] = [
     ("trainctl-spec", &[]),
     ("trainctl-fault", &[]),
     ("trainctl-proto", &["trainctl-spec"]),
@@ -30,6 +30,8 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("trainctl", &["trainctl-spec", "trainctl-proto", "trainctl-runtime", "trainctl-store", "trainctl-dataset"]),
     // A file system for tests knows nothing of ours.
     ("trainctl-faultfs", &[]),
+    // Nor do hosts for tests.
+    ("trainctl-netns", &[]),
     // Nor does an S3 server; its tests are those of the store on it.
     ("trainctl-s3", &[]),
     // The simulation is made of the coordinator's, the worker's and the store's own decisions.
@@ -44,6 +46,7 @@ const EDGES: [(&str, &[&str]); 16] = [
             "trainctl-store",
             "trainctl-dataset",
             "trainctl-faultfs",
+            "trainctl-netns",
         ],
     ),
 ];
@@ -67,7 +70,13 @@ const NOT_IN_SPEC: [&str; 6] = ["tokio", "tonic", "nix", "libc", "memmap2", "saf
 const NEEDS_TORCH: [&str; 3] = ["trainctl-collective", "trainctl-engine", "trainctl-trainer"];
 
 /// Where `unsafe` may be written.
-const UNSAFE: [&str; 3] = ["worker/collective/src/ffi/", "shared/dataset/src/map.rs", "shared/store/src/io/view.rs"];
+const UNSAFE: [&str; 4] = [
+    "worker/collective/src/ffi/",
+    "shared/dataset/src/map.rs",
+    "shared/store/src/io/view.rs",
+    // The ioctl of a TUN device.
+    "tests/netns/src/tun.rs",
+];
 
 /// Where files may be changed without `trainctl_store::io`: nothing of this is a checkpoint, a pointer or a row.
 const CHANGES_FILES: [(&str, &str); 16] = [

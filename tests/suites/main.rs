@@ -21,6 +21,7 @@ mod gpus;
 mod hangs;
 mod hooks;
 mod hostile_bytes;
+mod hosts;
 mod killed_trainers;
 mod killed_workers;
 mod late_writers;
