@@ -9,6 +9,7 @@
 
 mod abuse;
 mod architecture;
+mod causes;
 mod checkpoints;
 mod coordinator_away;
 mod corruption;
@@ -26,6 +27,7 @@ mod killed_trainers;
 mod killed_workers;
 mod late_writers;
 mod malformed_specs;
+mod many_jobs;
 mod matrix;
 mod object_store;
 mod reading;

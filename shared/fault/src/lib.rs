@@ -7,7 +7,9 @@
 //! - `*`: any system call that changes a file system. `trainctl_store::io` makes all of them and counts them over the process.
 //!
 //! `nth` counts from 1, `*` means each. `what` is `exit` (SIGKILL to itself), `stop` (SIGSTOP to itself), `hang` (this thread
-//! goes no further), `spin` (this thread computes for ever), `wait<n>` (this thread is held up for n milliseconds), the error with
+//! goes no further), `spin` (this thread computes for ever), `wait<n>` (this thread is held up for n milliseconds), `code<n>` (the
+//! process exits with code n), `segv`, `abort` (SIGSEGV or SIGABRT to itself), `panic`, `alloc` (an allocation that no machine can
+//! fulfil), `grow` (takes memory until somebody ends that), the error with
 //! which the call fails (`eio`, `enospc`, `edquot`, `erofs`), for a sync only, `skip`: it is left out, as by a programmer who
 //! forgot it, or for `step.begin` only, `flip`: a bit of the trainer's weights is another one from then on, as in memory that
 //! fails. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file there, a line for each. Without these
@@ -234,6 +236,18 @@ pub enum Action {
     Fail(Errno),
     /// This thread is held up.
     Wait(Duration),
+    /// The process exits with this code.
+    Code(i32),
+    /// SIGSEGV to this process.
+    Segv,
+    /// SIGABRT, as after a failed assertion in C++.
+    Abort,
+    /// This thread panics.
+    Panic,
+    /// An allocation that fails.
+    Allocate,
+    /// Takes and touches memory without end.
+    Grow,
     /// A sync reports success without having been made.
     Skip,
     /// A bit of the state is flipped.
@@ -249,13 +263,22 @@ impl FromStr for Action {
             "stop" => Self::Stop,
             "hang" => Self::Hang,
             "spin" => Self::Spin,
+            "segv" => Self::Segv,
+            "abort" => Self::Abort,
+            "panic" => Self::Panic,
+            "alloc" => Self::Allocate,
+            "grow" => Self::Grow,
             "skip" => Self::Skip,
             "flip" => Self::Flip,
             "eio" => Self::Fail(Errno::EIO),
             "enospc" => Self::Fail(Errno::ENOSPC),
             "edquot" => Self::Fail(Errno::EDQUOT),
             "erofs" => Self::Fail(Errno::EROFS),
-            text => Self::Wait(Duration::from_millis(text.strip_prefix("wait").ok_or(())?.parse().map_err(|_| ())?)),
+            text => match (text.strip_prefix("wait"), text.strip_prefix("code")) {
+                (Some(ms), _) => Self::Wait(Duration::from_millis(ms.parse().map_err(|_| ())?)),
+                (_, Some(code)) => Self::Code(code.parse().map_err(|_| ())?),
+                _ => return Err(()),
+            },
         })
     }
 }
@@ -288,8 +311,8 @@ impl FromStr for Rule {
         };
         parse().ok_or_else(|| {
             format!(
-                "`{text}` is not `point:nth:exit|stop|hang|spin|wait<ms>|eio|enospc|edquot|erofs`, `point.fsync[_dir]:nth:skip` or \
-                 `step.begin:nth:flip`"
+                "`{text}` is not `point:nth:exit|stop|hang|spin|wait<ms>|code<n>|segv|abort|panic|alloc|grow|eio|enospc|edquot|erofs`, \
+                 `point.fsync[_dir]:nth:skip` or `step.begin:nth:flip`"
             )
         })
     }
@@ -391,6 +414,10 @@ fn trace_file(folder: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(folder.join(format!("{program}-{}", std::process::id())))
 }
 
+/// Bytes that [`Action::Grow`] takes at a time.
+const GROWTH: usize = 1 << 20;
+
+#[expect(clippy::exit, clippy::panic, reason = "these are what is asked for")]
 fn act(action: Action) -> io::Result<bool> {
     match action {
         Action::Exit => raise(Signal::SIGKILL)?,
@@ -403,6 +430,17 @@ fn act(action: Action) -> io::Result<bool> {
         },
         Action::Fail(errno) => return Err(errno.into()),
         Action::Wait(time) => std::thread::sleep(time),
+        Action::Code(code) => std::process::exit(code),
+        // Rust's own handler takes the first one for a stack overflow that is none, and removes itself.
+        Action::Segv => loop {
+            raise(Signal::SIGSEGV)?;
+        },
+        Action::Abort => std::process::abort(),
+        Action::Panic => panic!("a fault was asked for here"),
+        Action::Allocate => drop(std::hint::black_box(Vec::<u8>::with_capacity(isize::MAX.unsigned_abs()))),
+        Action::Grow => loop {
+            std::mem::forget(std::hint::black_box(vec![1_u8; GROWTH]));
+        },
         Action::Skip | Action::Flip => return Ok(false),
     }
     Ok(true)
