@@ -32,6 +32,8 @@ struct Site {
     coordinator: Coordinator,
     state: PathBuf,
     job: Job,
+    /// What in the spec's text is replaced, and by what.
+    edit: Option<(&'static str, String)>,
     run: Run,
     scratch: Scratch,
     net: Net,
@@ -58,7 +60,8 @@ impl Site {
         };
         let workers = (1..=num_workers).map(start).collect();
         let job = Job { steps, ..Job::new(scratch.join("run")) };
-        Some(Self { workers, coordinator, state, run: Run::new(&job.run_dir), job, scratch, net })
+        let run = Run::new(&job.run_dir);
+        Some(Self { workers, coordinator, state, run, job, edit: None, scratch, net })
     }
 
     fn submit(&self) -> String {
@@ -68,7 +71,11 @@ impl Site {
             serde_json::from_str::<Vec<Value>>(&ended.expect_code(0).stdout).unwrap()
         };
         wait::until_true("all workers", || list().len() == self.workers.len());
-        daemons::submit(&self.scratch, &self.state, &self.job.write(self.scratch.join("job.yaml")))
+        let spec = self.scratch.join("job.yaml");
+        let yaml = self.job.yaml();
+        let yaml = self.edit.as_ref().map_or_else(|| yaml.clone(), |(from, to)| yaml.replace(from, to));
+        std::fs::write(&spec, yaml).unwrap();
+        daemons::submit(&self.scratch, &self.state, &spec)
     }
 
     /// The id of the worker on a host.
@@ -255,18 +262,44 @@ fn c2_a_frozen_coordinators_host_that_wakes_after_a_takeover_by_another_host_cha
     drop(second);
 }
 
+/// The probe names the two workers and what was tried.
+fn assert_pair_is_named(site: &Site, id: &str) {
+    let failed = wait::until("a probe that fails", || site.run.events_of("probe_failed").into_iter().next());
+    let error = failed["error"].as_str().unwrap();
+    let hosts = ["on host1", "on host2"].map(str::to_owned);
+    for part in [site.worker_on(1), site.worker_on(2), "cannot reach".to_owned()].iter().chain(&hosts) {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let names = |status: &Value| status["reason"].as_str().is_some_and(|reason| reason.contains("cannot reach"));
+    daemons::wait_for_status(&site.scratch, &site.state, id, "the pair in the status", names);
+    let explained = site.explain();
+    assert!(explained.contains("it waits: ") && explained.contains("cannot reach"), "{explained}");
+}
+
 #[test]
 fn p6_two_workers_that_cannot_reach_each_other_are_named() {
     let Some(site) = Site::new("split-pair", 2, 20) else { return };
     site.net.set(1, 2, Link::CUT);
     let id = site.submit();
-    let failed = wait::until("a probe that fails", || site.run.events_of("probe_failed").into_iter().next());
-    let error = failed["error"].as_str().unwrap();
-    for part in [site.worker_on(1), site.worker_on(2), "cannot reach".to_owned(), "on host1".to_owned()] {
-        assert!(error.contains(&part), "{part}: {error}");
-    }
-    let names = |status: &Value| status["reason"].as_str().is_some_and(|reason| reason.contains(error));
-    daemons::wait_for_status(&site.scratch, &site.state, &id, "the pair in the status", names);
+    assert_pair_is_named(&site, &id);
     site.net.set(1, 2, Link::default());
     site.assert_whole(&id, 1);
+}
+
+#[test]
+fn p6_two_workers_that_lose_each_other_in_a_run_are_named_before_it_goes_on() {
+    let Some(mut site) = Site::new("pair-lost", 2, 60) else { return };
+    let floors = ["start", "rendezvous", "load", "first_step", "step", "validate", "save"];
+    let floors = floors.map(|stage| format!("    {stage}_seconds: 5\n")).concat();
+    let hang = format!("fault_tolerance:\n  hang:\n    factor: 2\n{floors}");
+    site.edit = Some(("fault_tolerance:\n", hang));
+    let id = site.submit();
+    site.run.wait_for_step(15);
+    site.net.set(1, 2, Link::CUT);
+    let lost = site.wait_for_loss();
+    assert!(lost["cause"].as_str().unwrap().contains("all waited in: all-reduce"), "{lost}");
+    assert_pair_is_named(&site, &id);
+    site.net.set(1, 2, Link::default());
+    daemons::wait_for_success(&site.scratch, &site.state, &id);
+    site.assert_whole(&id, site.run.generations().len());
 }

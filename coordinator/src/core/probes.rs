@@ -282,7 +282,9 @@ impl Core {
                 pair(from, &unseen.worker, format!("{} does not see {path} of {to}: {error}", name(from)))
             });
             let unreached = checked.unreached.iter().map(|unreached| {
-                let (address, error, to) = (&unreached.address, &unreached.error, name(&unreached.worker));
+                // Without its port, which each round has anew: the same news is told once.
+                let address = host_of(&unreached.address);
+                let (error, to) = (&unreached.error, name(&unreached.worker));
                 pair(from, &unreached.worker, format!("{} cannot reach {to} at {address}: {error}", name(from)))
             });
             unseen.chain(unreached).collect::<Vec<_>>()
@@ -355,6 +357,11 @@ impl Core {
             self.ask(&member.worker, round.id, Step::End(v1::ProbeEnd {}), out);
         }
     }
+}
+
+/// The host of `host:port`.
+fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 fn of_begun(answer: &v1::ProbeBegun) -> Begun {

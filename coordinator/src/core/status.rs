@@ -2,7 +2,7 @@
 
 use trainctl_proto::v1;
 use trainctl_spec::JobId;
-use trainctl_spec::state::JobPhase;
+use trainctl_spec::state::{JobPhase, StopReason};
 
 use super::{Core, Worker};
 
@@ -48,7 +48,12 @@ impl Core {
             (_, Some(row)) => row.step + 1,
             _ => record.start.step,
         };
-        let reason = record.phase.reason();
+        // A restart that waits: why it is one, and for what it waits.
+        let is_restart = matches!(record.phase, JobPhase::Stopping { why: StopReason::Restart { .. }, .. });
+        let reason = match record.phase.reason() {
+            reason if is_restart && !job.waiting.is_empty() => format!("{reason}; now {}", job.waiting),
+            reason => reason,
+        };
         Some(v1::Job {
             id: record.id.0.clone(),
             name: job.spec.name.clone(),

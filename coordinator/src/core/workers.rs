@@ -456,8 +456,11 @@ impl Core {
             }
             self.alone_at = Some(at.now);
         }
-        // The doubt holds for one lease: who has not been heard by then is lost.
-        let doubted = self.doubted_at.is_some_and(|doubt| at.now.saturating_sub(doubt) <= policy.lease);
+        // The doubt holds for one lease: who has not been heard by then is lost. So has who was not when nobody was.
+        let is_within = |since: Option<Duration>, leases| {
+            since.is_some_and(|since| at.now.saturating_sub(since) <= leases * policy.lease)
+        };
+        let doubted = is_within(self.doubted_at, 1) || is_within(self.alone_at, 2);
         let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, self.alone_at, &seen, doubted, &policy);
         if doubt == Doubt::MassExpiry {
             self.doubted_at = Some(at.now);

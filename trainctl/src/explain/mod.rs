@@ -22,6 +22,8 @@ pub(crate) struct Explanation {
     pub(crate) job: String,
     /// How it ended; absent while it has not.
     pub(crate) ended: Option<String>,
+    /// Why its workers do not form a generation now, where probes say so.
+    pub(crate) waits: Option<String>,
     /// Generations that were lost, in order.
     pub(crate) lost: Vec<Lost>,
 }
@@ -74,7 +76,10 @@ pub(crate) fn read(rows: &[String], job: Option<&str>) -> Explanation {
                 let delay = event["delay_ms"].as_u64().unwrap_or_default();
                 found.lost.push(lost(&events[..index], event, after(&events[index..], delay)));
             }
+            Some("probe_failed") => found.waits = event["error"].as_str().map(str::to_owned),
+            Some("generation_formed") => found.waits = None,
             Some("job_finished") => {
+                found.waits = None;
                 let phase = event["phase"].as_str().unwrap_or("over");
                 found.ended = Some(phase.to_owned());
                 if event["verdict"].is_object() {

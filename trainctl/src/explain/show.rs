@@ -4,12 +4,15 @@ use super::{Explanation, Lost};
 
 /// The last loss in full, the ones before it in a line each.
 pub(crate) fn text(explanation: &Explanation) -> String {
-    let Explanation { job, ended, lost } = explanation;
+    let Explanation { job, ended, waits, lost } = explanation;
     let state = ended.as_deref().unwrap_or("not over");
+    let waits = waits.as_ref().map(|why| format!("it waits: {why}"));
     let Some((last, earlier)) = lost.split_last() else {
-        return format!("{job}: {state}; no generation was lost");
+        let state = format!("{job}: {state}; no generation was lost");
+        return std::iter::once(state).chain(waits).collect::<Vec<_>>().join("\n");
     };
     let mut lines = vec![format!("{job}: {state}; {} lost", count(lost.len()))];
+    lines.extend(waits);
     if !earlier.is_empty() {
         lines.push(String::new());
         lines.extend(earlier.iter().map(|lost| format!("{}  g{:<4} {}", lost.at, lost.generation, lost.cause)));

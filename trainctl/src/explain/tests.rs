@@ -25,6 +25,15 @@ fn lost_to(generation: u64, cause: &Cause) -> String {
 }
 
 #[test]
+fn what_a_job_waits_for_is_told_until_it_has_it() {
+    let mut rows = vec![event("probe_failed", 1, json!({"error": "worker a on n1 cannot reach worker b on n2"}))];
+    let told = "a: not over; no generation was lost\nit waits: worker a on n1 cannot reach worker b on n2";
+    assert_eq!(text(&read(&rows, None)), told);
+    rows.push(event("generation_formed", 1, json!({})));
+    assert_eq!(text(&read(&rows, None)), "a: not over; no generation was lost");
+}
+
+#[test]
 fn the_first_cause_is_told_from_what_followed() {
     let killed = failed(1, ExitClass::Signal { signal: 9, core: false }, "");
     let cause = failed(0, ExitClass::Error { code: 1 }, "error: index 12 is out of bounds");

@@ -301,7 +301,7 @@ mod probes {
         let (worker, address, error) = ("w1".to_owned(), "127.0.0.1:7".to_owned(), "Connection refused".to_owned());
         let unreached = vec![v1::ProbeUnreached { worker, address, error }];
         world.answer(2, Answer::Checked(v1::ProbeChecked { unreached, ..v1::ProbeChecked::default() }));
-        assert_eq!(world.waiting(), "worker w2 on  cannot reach worker w1 on  at 127.0.0.1:7: Connection refused");
+        assert_eq!(world.waiting(), "worker w2 on  cannot reach worker w1 on  at 127.0.0.1: Connection refused");
         assert_eq!((world.workers.len(), world.preparations()), (0, 0), "one pair blames nobody");
         world.beat(1);
         assert!(matches!(world.probe_of(1).1, Step::End(_)), "not at once");
