@@ -61,7 +61,8 @@ def main(folder: Path, seconds_per_step: float) -> None:
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                     torch.save(state, folder / "saving.pt")
                     (folder / "saving.pt").rename(saved)
-            (folder / f"pid-{rank}").write_text(str(os.getpid()))
+            (folder / f"pid-{rank}.new").write_text(str(os.getpid()))
+            (folder / f"pid-{rank}.new").rename(folder / f"pid-{rank}")  # Whoever reads it must not find it empty.
             time.sleep(max(0.0, seconds_per_step - (time.monotonic() - begun)))
 
 
