@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use trainctl_proto::v1;
 use trainctl_runtime::auth::{self, Caller};
-use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn};
+use trainctl_runtime::tasks::{OnCancel, OnError, Shutdown, TaskKind, spawn, spawn_on_thread};
 use trainctl_spec::{JobId, JobSpec};
 use trainctl_store::admission::{self, Admission, Asked, Refusal};
 use trainctl_store::layout::CheckpointName;
@@ -126,7 +126,7 @@ pub fn start(Waiting { run, hooks, exports, owner }: Waiting, shutdown: &Shutdow
         }
     };
     let (ended, (task, requests)) = (orderly(shutdown.clone()), run);
-    drop(spawn(RUN, shutdown, async move { ended(task.run(requests).await) }));
+    spawn_on_thread(RUN, shutdown, async move { ended(task.run(requests).await) });
     if let Some((task, requests)) = hooks {
         let (ended, leaving, owner, job) =
             (orderly(shutdown.clone()), shutdown.clone(), owner.clone(), task.job.clone());

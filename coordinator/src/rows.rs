@@ -1,4 +1,5 @@
-//! The `.jsonl` files of one run directory, which only its task writes.
+//! The `.jsonl` files of one run directory, which only its task writes. It writes them by plain calls: the task has a thread of
+//! its own, so that a file system that hangs holds up that run alone.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,9 +49,7 @@ impl Slot {
     /// [`Error::Superseded`]: the file is another holder's.
     async fn append<T: Serialize + Sync>(&mut self, row: &T, retry: Duration) -> Result<(), Error> {
         loop {
-            // One write call; on a file system that hangs it must not hold up the runtime's other tasks.
-            let written = tokio::task::block_in_place(|| self.open().and_then(|file| file.append(row)));
-            match written {
+            match self.open().and_then(|file| file.append(row)) {
                 Ok(_) => return Ok(()),
                 Err(error @ Error::Io { .. }) => {
                     error!(path = %self.path.display(), %error, "a row cannot be written: trying again");
@@ -67,7 +66,7 @@ impl Slot {
 
     async fn sync(&mut self, retry: Duration) {
         let Some(file) = &self.file else { return };
-        while let Err(error) = tokio::task::block_in_place(|| file.sync()) {
+        while let Err(error) = file.sync() {
             error!(path = %self.path.display(), %error, "rows cannot be made durable: trying again");
             tokio::time::sleep(retry).await;
         }

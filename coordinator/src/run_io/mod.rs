@@ -1,4 +1,4 @@
-//! One run directory's task: everything that a job changes on disk, in order, off the owner task.
+//! One run directory's task: everything that a job changes on disk, in order, off the owner task and on a thread of its own.
 //!
 //! Rows, events, commits and the work before a formation go through one queue, so that rows reach their file before the
 //! commit that follows them, and a commit is done before the next generation is prepared. The task is the only writer of
@@ -301,7 +301,7 @@ impl RunTask {
                     }
                 }
                 IoRequest::Prepare(request) => {
-                    let prepared = self.prepare(&store, &mut rows, &request).await;
+                    let prepared = self.prepare(&store, &mut rows, &request, begun).await;
                     if let Some(prepared) = self.unless_superseded(prepared).await? {
                         // One that failed has begun nothing: the generation before it still counts.
                         begun = prepared.as_ref().map_or(begun, |now| Some((now.generation, now.start.own_step())));

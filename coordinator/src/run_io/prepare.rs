@@ -29,13 +29,20 @@ impl RunTask {
     }
 
     /// Takes the generation's number, finds its start (the newest commit, else what the run begins with), and retires what is
-    /// later (C6, C9).
+    /// later (C6, C9). `begun`: the generation before, and the step after which it started.
     pub(super) async fn prepare(
         &self,
         store: &CheckpointStore,
         rows: &mut Rows,
         request: &PrepareRequest,
+        begun: Option<(Generation, Option<u64>)>,
     ) -> Result<Prepared, Error> {
+        // What a dead generation committed after the last one had retired all that there was is no start: the rows up to it
+        // are the last one's, or missing.
+        let late = match begun {
+            Some((generation, step)) => self.retire_late(store, &store.list().await?, generation, step).await?,
+            None => Vec::new(),
+        };
         let options = ResolveOptions { best_metric_key: self.best_metric_key(), ..ResolveOptions::default() };
         let selector: Selector = match request.from.as_str() {
             "" => Selector::Latest,
@@ -91,7 +98,8 @@ impl RunTask {
         }
         // What was never committed did not exist.
         let retired = retired.into_iter().filter(|(_, gone)| gone.moved_to.is_some());
-        let retired = retired.map(|(kind, gone)| (kind, gone.name)).collect();
+        let late = late.into_iter().map(|name| (SaveKind::Full, name));
+        let retired = late.chain(retired.map(|(kind, gone)| (kind, gone.name))).collect();
         Ok(Prepared { generation, start, pointers: self.pointers(store).await, retired, notes })
     }
 

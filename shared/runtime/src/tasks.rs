@@ -94,9 +94,36 @@ where
     F: Future<Output = Result<(), E>> + Send + 'static,
     E: Display + Send + 'static,
 {
+    tokio::spawn(supervised(kind, shutdown, future))
+}
+
+/// As [`spawn`], on a thread and a runtime of its own: the task may block in a file system that hangs and holds up no other
+/// one, and what it does wakes no thread but that one.
+pub fn spawn_on_thread<F, E>(kind: TaskKind, shutdown: &Shutdown, future: F)
+where
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Display + Send + 'static,
+{
+    let guard = PanicGuard { kind, shutdown: shutdown.clone(), armed: false };
+    let task = supervised(kind, shutdown, future);
+    let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(task),
+        Err(error) => guard.failed(&format!("no runtime: {error}")),
+    };
+    if let Err(error) = std::thread::Builder::new().name(kind.name.to_owned()).spawn(run) {
+        PanicGuard { kind, shutdown: shutdown.clone(), armed: false }.failed(&format!("no thread: {error}"));
+    }
+}
+
+/// `future` with what its kind says of its end, counted among the tasks that the shutdown waits for.
+fn supervised<F, E>(kind: TaskKind, shutdown: &Shutdown, future: F) -> impl Future<Output = ()> + Send + use<F, E>
+where
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Display + Send + 'static,
+{
     let switch = shutdown.clone();
     let guard = PanicGuard { kind, shutdown: shutdown.clone(), armed: true };
-    let task = async move {
+    shutdown.tracker.track_future(async move {
         let mut guard = guard;
         let outcome = match kind.on_cancel {
             OnCancel::Finish => Some(future.await),
@@ -110,8 +137,7 @@ where
         if let Some(Err(error)) = outcome {
             guard.failed(&format!("{error:#}"));
         }
-    };
-    tokio::spawn(shutdown.tracker.track_future(task))
+    })
 }
 
 /// Notices a panic by being dropped while armed during unwinding.
@@ -169,6 +195,21 @@ mod tests {
         });
         assert!(task.await.is_err());
         assert!(shutdown.is_triggered());
+    }
+
+    #[tokio::test]
+    async fn a_task_on_a_thread_of_its_own_may_block_and_is_waited_for() {
+        let shutdown = Shutdown::new();
+        let (go, wait) = std::sync::mpsc::channel();
+        spawn_on_thread(kind(OnCancel::Finish, OnError::Shutdown), &shutdown, async move {
+            wait.recv().map_err(|_| "nobody said go")?;
+            Err("disk full")
+        });
+        // This runtime has one thread: it is not the one that is blocked.
+        assert!(!shutdown.wait(Duration::from_millis(1)).await, "it ended before it was told to");
+        go.send(()).expect("it waits");
+        shutdown.cancelled().await;
+        assert!(shutdown.wait(Duration::from_secs(10)).await, "a task is left");
     }
 
     #[tokio::test]

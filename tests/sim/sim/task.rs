@@ -129,7 +129,10 @@ impl Task {
             IoRequest::TrainRow { row, token } => vec![Step::Fence, Step::Row(row.step, row.generation, token)],
             IoRequest::ValidationRow { token, .. } => done(token),
             IoRequest::Commit(request) => self.synced(vec![Step::Fence, Step::Create(request)]),
-            IoRequest::Prepare(_) => vec![Step::Fence, Step::Resolve],
+            IoRequest::Prepare(_) => {
+                let late = self.begun.map(|(generation, after)| Step::RetireLate(SaveKind::Full, generation, after));
+                late.into_iter().chain([Step::Fence, Step::Resolve]).collect()
+            }
             IoRequest::Release => self.synced(vec![Step::Answer(Box::new(IoResult::Released))]),
         };
         self.first(steps);
