@@ -52,8 +52,8 @@ BUGS = {
     ),
     "J3: reports of an old generation count for the present one": (
         f"{CORE}/ranks.rs",
-        "let live = job.and_then(|job| job.live.as_mut()).filter(|live| live.generation == generation);",
-        "let live = job.and_then(|job| job.live.as_mut()).filter(|live| PLANTED || live.generation == generation);",
+        "let live = job.live.as_mut().filter(|live| live.generation == generation)?;",
+        "let live = job.live.as_mut().filter(|live| PLANTED || live.generation == generation)?;",
     ),
     "J3: late rows of an old generation are written": (
         f"{DECIDE}/rows.rs",
