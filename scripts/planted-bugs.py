@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CORE = "coordinator/src/core"
 DECIDE = "coordinator/src/decide"
-MACHINE = "worker/daemon/src/session/machine.rs"
+MACHINE = "worker/daemon/src/session/machine/mod.rs"
+COMMANDS = "worker/daemon/src/session/machine/commands.rs"
 STORE = "shared/store/src"
 SEEDS = "2000"
 # So many must pass without a bug.
@@ -44,7 +45,7 @@ BUGS = {
         "if PLANTED || view.same_for >= policy.lease {",
     ),
     "J2: a worker obeys an older term": (
-        MACHINE,
+        COMMANDS,
         "        let old_term = known.as_ref().is_some_and(|known| fence.term < known.term);\n",
         "        let old_term = !PLANTED && known.as_ref().is_some_and(|known| fence.term < known.term);\n",
         "        let old_term = self.fences.get(&run).is_some_and(|known| fence.term < known.term);\n",
@@ -123,24 +124,24 @@ BUGS = {
         "if !PLANTED && rank.worker == worker && rank.ended.is_none() && !carried && !starting {",
     ),
     "W1: a start is carried out again when it is repeated": (
-        MACHINE,
+        COMMANDS,
         "        self.repeat(&start.command_id).unwrap_or_else(|| self.admit(start))",
         "        if PLANTED {\n            return self.admit(start);\n        }\n"
         "        self.repeat(&start.command_id).unwrap_or_else(|| self.admit(start))",
     ),
     "W2: an old generation may start on a worker": (
-        MACHINE,
+        COMMANDS,
         "        if !raises {\n",
         "        if !raises && !PLANTED {\n",
     ),
     "W3: a fence is not stored before the start that raises it": (
-        MACHINE,
+        COMMANDS,
         "        vec![Effect::Remember, Effect::Start(Box::new(assignment))]",
         "        if PLANTED {\n            return vec![Effect::Start(Box::new(assignment))];\n        }\n"
         "        vec![Effect::Remember, Effect::Start(Box::new(assignment))]",
     ),
     "W4: a trainer starts before its predecessor is gone": (
-        MACHINE,
+        COMMANDS,
         "            if raises && self.trainer.is_ending() {",
         "            if PLANTED && raises && self.trainer.is_ending() {\n                self.trainer = Trainer::Idle;\n"
         "                return self.admit(start);\n            }\n            if raises && self.trainer.is_ending() {",

@@ -1,15 +1,20 @@
 //! The session's decisions as a pure state machine. No I/O, no clock: `now` is an argument, effects are the answer.
 
+mod commands;
+mod event;
+
 use std::time::Duration;
 
 use trainctl_proto::v1::{
-    Ack, Assignment, CommandResult, Fence, Health, Heartbeat, Phase, Place, Probe, ProbeResult, RankReport,
-    RunningTrainer, StartTrainer, StopTrainer, TrainerControl, coordinator_message::Body as Command,
-    rank_report::Report,
+    Assignment, Fence, Health, Heartbeat, Phase, Place, RankReport, RunningTrainer, StartTrainer,
+    coordinator_message::Body as Command, rank_report::Report,
 };
 
+pub use event::{Effect, Event, Outgoing};
+
+use self::commands::over;
 use super::results::Results;
-use crate::state::{Fences, StoredFence};
+use crate::state::Fences;
 
 /// Time between heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -21,101 +26,6 @@ const LATE_TICK: Duration = Duration::from_millis(500);
 const UP_TICK: Duration = Duration::from_millis(250);
 /// Time between ticks while there is none.
 const DIAL_TICK: Duration = Duration::from_millis(50);
-
-/// What happened.
-#[derive(Debug)]
-pub enum Event {
-    /// A stream is open and the Hello is on its way.
-    Connected,
-    /// There is no stream any more, or a dial failed. `retry_in` is the back-off's next delay.
-    Disconnected {
-        /// Why, for the log.
-        reason: String,
-        /// When to dial again.
-        retry_in: Duration,
-    },
-    /// The coordinator said something.
-    Heard(Command),
-    /// The trainer said something that is not spooled.
-    Said(RankReport),
-    /// Where the trainer is, by its page: before each tick.
-    Place(Place),
-    /// The trainer that [`Effect::Start`] asked for exists.
-    Started {
-        /// Its process id.
-        pid: u32,
-        /// Clock ticks since boot.
-        start_time: u64,
-    },
-    /// It could not be started; nothing of it is left.
-    StartFailed {
-        /// Why.
-        reason: String,
-    },
-    /// The trainer has ended; it is being cleaned up after.
-    Ended,
-    /// The trainer has ended, but something of it cannot be killed.
-    Stuck {
-        /// What.
-        reason: String,
-    },
-    /// The trainer and everything of it is gone and its exit is spooled.
-    Gone,
-    /// The worker measured itself.
-    Measured(Health),
-    /// What [`Effect::Probe`] asked for was looked at.
-    Probed(ProbeResult),
-    /// Time passed.
-    Tick,
-}
-
-/// What to do.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Open a stream.
-    Dial,
-    /// Drop the stream.
-    HangUp {
-        /// Why, for the log.
-        reason: String,
-    },
-    /// Send a message that is not spooled; lost when there is no stream.
-    Send(Outgoing),
-    /// The stream is welcome: send what the spool holds.
-    Pump,
-    /// Store the fences durably, before the effects that follow (W3).
-    Remember,
-    /// Start a trainer.
-    Start(Box<Assignment>),
-    /// Kill the trainer and everything of it.
-    Kill {
-        /// What its waiting calls are told.
-        reason: String,
-    },
-    /// Hand a request to the trainer.
-    Control(TrainerControl),
-    /// Find out what the trainer's threads are doing.
-    DumpStacks,
-    /// Look at a run directory, at peers.
-    Probe(Probe),
-    /// The coordinator has the spool up to here.
-    Acked(Ack),
-}
-
-/// A message that is not spooled.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outgoing {
-    /// Once a second.
-    Heartbeat(Heartbeat),
-    /// Answer to a command.
-    Result(CommandResult),
-    /// From the trainer.
-    Report(Box<RankReport>),
-    /// The newest measurement.
-    Health(Health),
-    /// Answer to a probe.
-    Probed(ProbeResult),
-}
 
 /// State of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,172 +278,6 @@ impl Machine {
         }
     }
 
-    /// W1: the answer to a command that was seen before; nothing while it is still being carried out.
-    fn repeat(&self, id: &str) -> Option<Vec<Effect>> {
-        let known = self.results.of(id)?;
-        Some(known.iter().map(|result| Effect::Send(Outgoing::Result(result.clone()))).collect())
-    }
-
-    fn answer(&mut self, id: &str, error: String, stale: bool, current: Option<Fence>) -> Effect {
-        let result = CommandResult { command_id: id.to_owned(), error, stale, current };
-        self.results.answer(result.clone());
-        Effect::Send(Outgoing::Result(result))
-    }
-
-    fn done(&mut self, id: &str) -> Effect {
-        let current = self.trainer.current().map(|(_, fence)| fence.clone());
-        self.answer(id, String::new(), false, current)
-    }
-
-    fn refuse(&mut self, id: &str, error: String, known: Option<&StoredFence>) -> Effect {
-        self.answer(id, error, true, known.map(Fence::from))
-    }
-
-    fn start(&mut self, start: StartTrainer) -> Vec<Effect> {
-        self.repeat(&start.command_id).unwrap_or_else(|| self.admit(start))
-    }
-
-    /// Starts, queues or refuses.
-    fn admit(&mut self, start: StartTrainer) -> Vec<Effect> {
-        let id = start.command_id.clone();
-        let Some(assignment) = start.assignment.clone() else {
-            return vec![self.answer(&id, "StartTrainer has no assignment".to_owned(), false, None)];
-        };
-        let fence = assignment.fence.clone().unwrap_or_default();
-        let run = match (self.run_of)(&assignment) {
-            Ok(run) => run,
-            Err(reason) => return vec![self.answer(&id, reason, false, None)],
-        };
-        let known = self.fences.get(&run).cloned();
-        let raises = known.as_ref().is_none_or(|known| fence.generation > known.generation);
-        if let Some(known) = &known
-            && fence.term < known.term
-        {
-            let reason = format!("term {} is over: this worker has obeyed term {}", fence.term, known.term);
-            return vec![self.refuse(&id, reason, Some(known))];
-        }
-        if let Some((current_run, current)) = self.trainer.current() {
-            let same = current_run == run && current.generation == fence.generation && current.job == fence.job;
-            if same && !matches!(self.trainer, Trainer::Stuck { .. }) {
-                return vec![self.done(&id)];
-            }
-            let (current, older) = (current.clone(), !raises);
-            if raises && self.trainer.is_ending() {
-                // The coordinator may learn of the end before we have cleaned up after it: W4 makes the start wait.
-                self.results.pending(&id);
-                let before = self.next.replace(start);
-                return before.into_iter().map(|before| self.superseded(&before.command_id, &id)).collect();
-            }
-            let mut reason = format!("the trainer of generation {} has not ended yet", current.generation);
-            if let Trainer::Stuck { reason: stuck, .. } = &self.trainer {
-                reason = format!("quarantined: {stuck}");
-            }
-            return vec![self.answer(&id, reason, older, Some(current))];
-        }
-        if !raises {
-            let reason = format!("generation {} is over on this worker", fence.generation);
-            return vec![self.refuse(&id, reason, known.as_ref())];
-        }
-        self.fences.raise(&run, &fence);
-        self.results.pending(&id);
-        self.trainer = Trainer::Starting { run, fence, rank: assignment.rank, command: id, stop: Vec::new() };
-        vec![Effect::Remember, Effect::Start(Box::new(assignment))]
-    }
-
-    fn superseded(&mut self, before: &str, by: &str) -> Effect {
-        self.answer(before, format!("superseded by {by} before it was carried out"), false, None)
-    }
-
-    /// The trainer is gone: the start that waited for that may be carried out.
-    fn admit_next(&mut self) -> Vec<Effect> {
-        self.next.take().map(|start| self.admit(start)).unwrap_or_default()
-    }
-
-    fn stop(&mut self, stop: StopTrainer) -> Vec<Effect> {
-        let id = stop.command_id;
-        if let Some(again) = self.repeat(&id) {
-            return again;
-        }
-        let fence = stop.fence.unwrap_or_default();
-        let Some((run, current)) = self.trainer.current().map(|(run, fence)| (run.to_owned(), fence.clone())) else {
-            // Nothing runs: what was to be stopped is stopped.
-            return vec![self.done(&id)];
-        };
-        let waits = |next: &StartTrainer| {
-            let theirs = next.assignment.as_ref().and_then(|assignment| assignment.fence.as_ref());
-            theirs.is_some_and(|next| {
-                next.job == fence.job && next.generation == fence.generation && next.term <= fence.term
-            })
-        };
-        if let Some(next) = self.next.take_if(|next| waits(next)) {
-            // Numbers belong to a run directory: the waiting job's own, not the running one's.
-            let theirs = next.assignment.as_ref().and_then(|assignment| (self.run_of)(assignment).ok());
-            if let Some(theirs) = theirs {
-                self.fences.raise(&theirs, &fence);
-            }
-            return vec![Effect::Remember, self.superseded(&next.command_id, &id), self.done(&id)];
-        }
-        if current.job != fence.job || fence.generation > current.generation {
-            return vec![self.done(&id)];
-        }
-        let known = self.fences.get(&run).cloned();
-        let old_term = known.as_ref().is_some_and(|known| fence.term < known.term);
-        if old_term || fence.generation < current.generation {
-            let reason = format!(
-                "term {} generation {} is over: generation {} runs here",
-                fence.term, fence.generation, current.generation
-            );
-            return vec![self.refuse(&id, reason, known.as_ref())];
-        }
-        let mut effects = Vec::new();
-        if self.fences.raise(&run, &fence) {
-            effects.push(Effect::Remember);
-        }
-        match &mut self.trainer {
-            Trainer::Starting { stop, .. } => stop.push(id.clone()),
-            Trainer::Running { stop, .. } => {
-                stop.push(id.clone());
-                effects.push(Effect::Kill { reason: over(&current) });
-            }
-            Trainer::Stuck { reason, .. } => {
-                let reason = reason.clone();
-                effects.push(self.answer(&id, reason, false, Some(current)));
-                return effects;
-            }
-            Trainer::Idle => {}
-        }
-        self.results.pending(&id);
-        effects
-    }
-
-    fn control(&mut self, control: TrainerControl) -> Vec<Effect> {
-        let fence = control.fence.clone().unwrap_or_default();
-        let Some((run, current)) = self.trainer.current().map(|(run, fence)| (run.to_owned(), fence.clone())) else {
-            tracing::info!(generation = fence.generation, "request for a trainer that is gone: ignored");
-            return Vec::new();
-        };
-        let old_term = self.fences.get(&run).is_some_and(|known| fence.term < known.term);
-        if old_term || current.job != fence.job || current.generation != fence.generation {
-            tracing::info!(generation = fence.generation, term = fence.term, "stale request for the trainer: ignored");
-            return Vec::new();
-        }
-        let mut effects = Vec::new();
-        if self.fences.raise(&run, &fence) {
-            effects.push(Effect::Remember);
-        }
-        effects.push(Effect::Control(control));
-        effects
-    }
-
-    /// Changes nothing, so it needs no fence on the disk; but it is the current trainer's or nobody's (J3).
-    fn dump_stacks(&self, fence: Fence) -> Vec<Effect> {
-        let is_current = |current: &Fence| current.job == fence.job && current.generation == fence.generation;
-        match self.trainer.current() {
-            Some((_, current)) if is_current(current) => vec![Effect::DumpStacks],
-            _ => Vec::new(),
-        }
-    }
-
     fn said(&mut self, report: RankReport) -> Vec<Effect> {
         if let Trainer::Running { running, formed, .. } = &mut self.trainer {
             match &report.report {
@@ -595,8 +339,4 @@ impl Machine {
         effects.extend(self.admit_next());
         effects
     }
-}
-
-fn over(fence: &Fence) -> String {
-    format!("generation {} is over: the coordinator stopped this trainer", fence.generation)
 }
