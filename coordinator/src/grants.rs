@@ -7,22 +7,28 @@ use tracing::info;
 use trainctl_proto::v1;
 use trainctl_runtime::auth::{Grant, GrantError, Grants};
 use trainctl_runtime::clock::{Clock, SystemClock};
+use trainctl_store::{Fence as _, Tenure};
 
 /// `Grants`.
 pub struct GrantsService {
     /// All of them; the server's gate asks the same.
     pub grants: Arc<Grants>,
+    /// Over the state directory.
+    pub tenure: Arc<Tenure>,
 }
 
 impl GrantsService {
-    /// Changes are durable before they are answered, and a disk may hang: not on the runtime's threads.
+    /// Changes are durable before they are answered, and a disk may hang: not on the runtime's threads. One that was made while
+    /// another coordinator took over is not answered: who was to lose his leave may still have it there (J2).
     async fn change<T: Send + 'static>(
         &self,
         change: impl FnOnce(&Grants) -> Result<T, GrantError> + Send + 'static,
     ) -> Result<T, Status> {
         let grants = self.grants.clone();
         let changed = tokio::task::spawn_blocking(move || change(&grants)).await;
-        changed.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| refused(&error))
+        let changed = changed.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| refused(&error))?;
+        self.tenure.pass().await.map_err(|error| Status::unavailable(format!("{error}; ask again")))?;
+        Ok(changed)
     }
 }
 

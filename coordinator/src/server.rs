@@ -83,7 +83,7 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
     let runs = Arc::new(Runs::new(state_dir.clone(), endpoint.clone(), tokens.clone(), shutdown.clone()));
     let tenure = runs.hold(&state_dir).await?;
     // Only now: whoever held the directory before may have changed them until then.
-    let grants = Arc::new(Grants::load(&state_dir)?);
+    let grants = Arc::new(Grants::load(&state_dir, tenure.term().0)?);
     let journal = SqliteJournal::open(&state_dir, tenure.term())?;
     info!(term = tenure.term().0, address = %bound, "coordinator");
 
@@ -102,7 +102,7 @@ pub async fn run(options: Options, shutdown: Shutdown) -> Result<()> {
     let gate = Gate { tokens, grants: grants.clone(), is_tls: tls.is_some(), access };
     let services = Services {
         jobs,
-        grants: GrantsService { grants },
+        grants: GrantsService { grants, tenure: tenure.clone() },
         workers: WorkersService { owner, authority, shutdown: shutdown.clone() },
         rendezvous: RendezvousService { stores },
     };

@@ -36,7 +36,7 @@ async fn serve(tls: Option<tls::ServerTls>) -> Endpoint {
     let address = listener.local_addr().expect("address");
     let (_, health) = tonic_health::server::health_reporter();
     let nowhere = tempfile::tempdir().expect("temporary directory");
-    let grants = Grants::load(nowhere.path()).expect("none").into();
+    let grants = Grants::load(nowhere.path(), 1).expect("none").into();
     let gate = Gate { tokens: tokens(), grants, is_tls: tls.is_some(), access };
     let server = rpc::server(tls.as_ref()).expect("server").layer(AuthLayer::new(gate)).add_service(health);
     tokio::spawn(server.serve_with_incoming(Incoming::new(listener, Limits::of(64))));

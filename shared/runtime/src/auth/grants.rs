@@ -1,6 +1,9 @@
 //! Grants: tokens for people who may look. The state directory keeps their hashes only, so whoever reads it can show nobody's
 //! token.
 //!
+//! One file for each term, which only the coordinator of that term writes: a successor copies its predecessor's, and what a
+//! frozen predecessor that wakes up writes to its own nobody reads (J2).
+//!
 //! Expiry is judged by the wall clock of necessity: it is a promise to a person, and must hold over restarts.
 
 use std::path::{Path, PathBuf};
@@ -16,7 +19,6 @@ use super::tokens::{Error, new_token};
 use crate::clock::{Clock, SystemClock};
 use crate::files;
 
-const FILE: &str = "grants.json";
 /// So many grants a coordinator keeps.
 pub const MAX_GRANTS: usize = 1000;
 /// An hour in milliseconds.
@@ -84,18 +86,29 @@ pub struct Grants {
 }
 
 impl Grants {
-    /// The grants of a state directory; none if there is no file.
+    /// The grants of a state directory, from now on those of `term`; none if no earlier term has any. The caller holds the
+    /// directory.
     ///
     /// # Errors
-    /// [`Error`]: the file cannot be read, or is not one.
-    pub fn load(state_dir: &Path) -> Result<Self, Error> {
-        let path = state_dir.join(FILE);
-        let file: File = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => File::default(),
-            Err(source) => return Err(Error::Io { action: "read", path, source }),
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| Error::Grants { path: path.clone(), reason: error.to_string() })?,
+    /// [`Error`]: a file cannot be read or written, or is not one.
+    pub fn load(state_dir: &Path, term: u64) -> Result<Self, Error> {
+        let io = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::Io { action, path, source }
         };
+        let path = file_of(state_dir, term);
+        let newest = newest_up_to(state_dir, term).map_err(io("read", state_dir))?;
+        let file = match newest.map(|newest| file_of(state_dir, newest)) {
+            None => File::default(),
+            Some(from) => {
+                let bytes = std::fs::read(&from).map_err(io("read", &from))?;
+                let parsed = serde_json::from_slice(&bytes);
+                parsed.map_err(|error| Error::Grants { path: from.clone(), reason: error.to_string() })?
+            }
+        };
+        // Also when there are none: what a predecessor writes from now on must not be the newest.
+        let bytes = serde_json::to_vec_pretty(&file).map_err(|error| io("write", &path)(error.into()))?;
+        files::write_atomically(&path, &bytes, 0o600).map_err(io("write", &path))?;
         Ok(Self { path, current: watch::Sender::new(Arc::new(file.grants)), changing: Mutex::default() })
     }
 
@@ -195,6 +208,21 @@ fn hash(token: &[u8]) -> String {
     blake3::hash(token).to_hex().to_string()
 }
 
+fn file_of(state_dir: &Path, term: u64) -> PathBuf {
+    state_dir.join(format!("grants-{term:08}.json"))
+}
+
+/// The newest term up to `term` that has a file.
+fn newest_up_to(state_dir: &Path, term: u64) -> std::io::Result<Option<u64>> {
+    let term_of = |name: &str| -> Option<u64> { name.strip_prefix("grants-")?.strip_suffix(".json")?.parse().ok() };
+    let mut newest = None;
+    for entry in std::fs::read_dir(state_dir)? {
+        let found = entry?.file_name().to_str().and_then(term_of);
+        newest = newest.max(found.filter(|found| *found <= term));
+    }
+    Ok(newest)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -204,14 +232,14 @@ mod tests {
     #[test]
     fn a_grant_lives_until_its_end_over_restarts_and_its_token_is_nowhere() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let grants = Grants::load(dir.path()).expect("load");
+        let grants = Grants::load(dir.path(), 1).expect("load");
         let (grant, token) = grants.add("ann", 5000, 1000).expect("add");
         assert_eq!((grant.created_at_ms, grant.expires_at_ms), (1000, 6000));
-        let file = dir.path().join(FILE);
+        let file = file_of(dir.path(), 1);
         assert!(!std::fs::read_to_string(&file).expect("read").contains(&token));
         assert_eq!(std::fs::metadata(&file).expect("metadata").permissions().mode() & 0o777, 0o600);
 
-        let again = Grants::load(dir.path()).expect("load");
+        let again = Grants::load(dir.path(), 2).expect("load");
         assert_eq!(again.proof(token.as_bytes(), 5999), Proof::Grant(grant.clone()));
         assert_eq!(again.proof(token.as_bytes(), 6000), Proof::Expired(grant));
         assert_eq!(again.proof(b"another", 2000), Proof::Nothing);
@@ -222,27 +250,44 @@ mod tests {
         again.revoke("ann").expect("revoke");
         assert_eq!(again.proof(second.as_bytes(), 6001), Proof::Nothing);
         assert!(matches!(again.revoke("ann"), Err(GrantError::Missing(_))));
-        assert!(Grants::load(dir.path()).expect("load").list().is_empty());
+        assert!(Grants::load(dir.path(), 3).expect("load").list().is_empty());
+    }
+
+    #[test]
+    fn j2_what_a_frozen_predecessor_grants_or_keeps_later_nobody_reads() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let frozen = Grants::load(dir.path(), 1).expect("load");
+        frozen.add("ann", 5000, 0).expect("add");
+        let successor = Grants::load(dir.path(), 4).expect("load");
+        successor.revoke("ann").expect("revoke");
+        frozen.add("eve", 5000, 0).expect("add");
+        assert!(Grants::load(dir.path(), 6).expect("load").list().is_empty());
+        // Nor by one that took over before there was anything to copy and then granted nothing.
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let frozen = Grants::load(dir.path(), 1).expect("load");
+        Grants::load(dir.path(), 2).expect("load");
+        frozen.add("eve", 5000, 0).expect("add");
+        assert!(Grants::load(dir.path(), 3).expect("load").list().is_empty());
     }
 
     #[test]
     fn names_and_lives_are_checked() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let grants = Grants::load(dir.path()).expect("load");
+        let grants = Grants::load(dir.path(), 1).expect("load");
         for name in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
             assert!(matches!(grants.add(name, 5000, 0), Err(GrantError::Name(_))), "{name:?}");
         }
         for life in [0, 999, MAX_LIFE_MS + 1, u64::MAX] {
             assert!(matches!(grants.add("ann", life, 0), Err(GrantError::Life(_))), "{life}");
         }
-        std::fs::write(dir.path().join(FILE), "{").expect("write");
-        assert!(matches!(Grants::load(dir.path()), Err(Error::Grants { .. })), "a damaged file is not replaced");
+        std::fs::write(file_of(dir.path(), 1), "{").expect("write");
+        assert!(matches!(Grants::load(dir.path(), 2), Err(Error::Grants { .. })), "a damaged file is not replaced");
     }
 
     #[tokio::test]
     async fn who_waits_for_the_end_of_a_grant_hears_of_it() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let grants = Grants::load(dir.path()).expect("load");
+        let grants = Grants::load(dir.path(), 1).expect("load");
         let now = SystemClock::new().wall_ms();
         let (long, _) = grants.add("long", HOUR_MS, now).expect("add");
         let revoke = async {

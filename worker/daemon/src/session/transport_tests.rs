@@ -75,7 +75,7 @@ fn serve(dir: &Path, signed: Arc<AtomicU64>) {
         state_dir: None,
     };
     let tokens = auth::load_or_create(dir).unwrap();
-    let gate = Gate { tokens, grants: Arc::new(Grants::load(dir).unwrap()), is_tls: true, access };
+    let gate = Gate { tokens, grants: Arc::new(Grants::load(dir, 1).unwrap()), is_tls: true, access };
     let workers = WorkersServer::new(Coordinator { authority: tls.authority.clone(), signed });
     let server = rpc::server(Some(&tls)).unwrap().layer(AuthLayer::new(gate)).add_service(workers);
     endpoint::publish(&endpoint, dir).unwrap();

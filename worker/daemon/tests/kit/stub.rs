@@ -72,7 +72,7 @@ impl Stub {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let gate = auth::Gate {
             tokens: auth::load_or_create(&self.dir).unwrap(),
-            grants: Arc::new(auth::Grants::load(&self.dir).unwrap()),
+            grants: Arc::new(auth::Grants::load(&self.dir, 1).unwrap()),
             is_tls: false,
             access: |_| auth::Access::Work,
         };
