@@ -79,8 +79,8 @@ BUGS = {
     ),
     "J6: more than half of the leases lapse and all are lost at once": (
         f"{DECIDE}/liveness.rs",
-        "n if n > 1 && n * 2 > seen.len() && !doubted =>",
-        "n if !PLANTED && n > 1 && n * 2 > seen.len() && !doubted =>",
+        "_ if newly > 1 && newly * 2 > seen.len() && !doubted =>",
+        "_ if !PLANTED && newly > 1 && newly * 2 > seen.len() && !doubted =>",
     ),
     "J6: a coordinator's own standstill is charged to the workers": (
         f"{DECIDE}/liveness.rs",

@@ -74,7 +74,8 @@ pub fn standing(now: Duration, seen: &Seen, policy: &Policy) -> Liveness {
 /// Judges all workers at `now`. `adopted_at` is when this coordinator took over jobs that may be running, if it did;
 /// `doubted` whether the previous tick already answered [`Doubt::MassExpiry`]: the doubt holds once, and leases that are
 /// still over at the next look are over. `alone_at` is when it last held that [`hears_nobody`]: once somebody is heard again the
-/// others have one lease to come back too.
+/// others have one lease to come back too, and who has not by then is lost without a further doubt. Who has, and lapses again,
+/// is judged like anybody.
 pub fn decide_liveness(
     now: Duration,
     adopted_at: Option<Duration>,
@@ -84,12 +85,13 @@ pub fn decide_liveness(
     policy: &Policy,
 ) -> (Vec<Liveness>, Doubt) {
     let verdicts: Vec<Liveness> = seen.iter().map(|seen| standing(now, seen, policy)).collect();
-    let lost = verdicts.iter().filter(|v| **v == Liveness::Lost).count();
-    let doubt = match lost {
+    let lost = || seen.iter().zip(&verdicts).filter(|(_, verdict)| **verdict == Liveness::Lost);
+    let newly = lost().filter(|(seen, _)| alone_at.is_none_or(|at| seen.heard_at > at)).count();
+    let doubt = match lost().count() {
         0 => Doubt::None,
         _ if adopted_at.is_some_and(|at| now.saturating_sub(at) < policy.grace) => Doubt::Grace,
         _ if alone_at.is_some_and(|at| now.saturating_sub(at) < policy.lease) => Doubt::Alone,
-        n if n > 1 && n * 2 > seen.len() && !doubted => Doubt::MassExpiry,
+        _ if newly > 1 && newly * 2 > seen.len() && !doubted => Doubt::MassExpiry,
         _ => Doubt::None,
     };
     match doubt {
@@ -156,11 +158,15 @@ mod tests {
         assert!(hears_nobody(now(156), &cut_off, &POLICY) && !hears_nobody(now(157), &cut_off, &POLICY));
         assert!(!hears_nobody(now(97), &cut_off[..1], &POLICY), "one worker alone may well be dead");
         let judge =
-            |secs, alone_at, seen: &[Seen]| decide_liveness(now(secs), None, Some(now(alone_at)), seen, true, &POLICY);
+            |secs, alone_at, seen: &[Seen]| decide_liveness(now(secs), None, Some(now(alone_at)), seen, false, &POLICY);
         assert_eq!(judge(120, 120, &cut_off), (vec![Liveness::Unknown; 2], Doubt::Alone));
         let back = [at(123, true), at(91, false)];
         assert_eq!(judge(124, 120, &back), (vec![Liveness::Alive, Liveness::Unknown], Doubt::Alone));
         assert_eq!(judge(125, 120, &back), (vec![Liveness::Alive, Liveness::Lost], Doubt::None));
+        let never_came = [at(126, true), at(91, false), at(90, false)];
+        assert_eq!(judge(126, 120, &never_came).1, Doubt::None, "they have been doubted");
+        let lapse_again = [at(127, true), at(121, false), at(121, false)];
+        assert_eq!(judge(127, 120, &lapse_again).1, Doubt::MassExpiry, "they came back");
     }
 
     #[test]
