@@ -10,7 +10,7 @@ use trainctl_spec::report::Phase;
 use trainctl_spec::state::{ExitClass, JobPhase, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId};
 
-use super::live::RankLive;
+use super::live::{Live, RankLive};
 use super::{Core, Effect, Moment, SessionId};
 use crate::decide::admission::{Refusal, Standing, decide_admission};
 use crate::decide::health::Skew;
@@ -410,10 +410,16 @@ impl Core {
             return;
         }
         warn!(worker, command = %result.command_id, error = %result.error, stale = result.stale, "command refused");
-        let is_it = |rank: &RankLive| rank.start.as_ref().is_some_and(|start| start.command_id == result.command_id);
+        // A coordinator that has taken over does not know the command, but waits for its trainer.
+        let never_was = result.current.as_ref().filter(|_| result.not_started);
+        let is_it = |id: &JobId, live: &Live, rank: &RankLive| {
+            let is_ours = rank.start.as_ref().is_some_and(|start| start.command_id == result.command_id);
+            let is_adopted = never_was.is_some_and(|fence| fence.job == id.0 && fence.generation == live.generation.0);
+            rank.ended.is_none() && (is_ours || is_adopted && rank.worker == worker)
+        };
         let found = self.jobs.iter().find_map(|(id, job)| {
-            let ranks = &job.live.as_ref()?.ranks;
-            Some((id.clone(), ranks.iter().position(|rank| is_it(rank) && rank.ended.is_none())?))
+            let live = job.live.as_ref()?;
+            Some((id.clone(), live.ranks.iter().position(|rank| is_it(id, live, rank))?))
         });
         if let Some((id, rank)) = found {
             let generation = self.jobs.get(&id).map(|job| job.record.generation).unwrap_or_default();
@@ -456,11 +462,8 @@ impl Core {
             }
             self.alone_at = Some(at.now);
         }
-        // The doubt holds for one lease: who has not been heard by then is lost. So has who was not when nobody was.
-        let is_within = |since: Option<Duration>, leases| {
-            since.is_some_and(|since| at.now.saturating_sub(since) <= leases * policy.lease)
-        };
-        let doubted = is_within(self.doubted_at, 1) || is_within(self.alone_at, 2);
+        // The doubt holds for one lease: who has not been heard by then is lost.
+        let doubted = self.doubted_at.is_some_and(|since| at.now.saturating_sub(since) <= policy.lease);
         let (verdicts, doubt) = decide_liveness(at.now, self.adopted_at, self.alone_at, &seen, doubted, &policy);
         if doubt == Doubt::MassExpiry {
             self.doubted_at = Some(at.now);

@@ -51,3 +51,34 @@ fn a_worker_is_free_when_it_has_stopped_what_nobody_wanted() {
     world.prepare(StartPoint::default());
     assert_eq!(world.starts().len(), 2);
 }
+
+#[test]
+fn a_start_that_fails_under_a_successor_is_not_waited_for() {
+    let mut world = World::forming();
+    let mut successor = World::new();
+    let (record, at) = (world.journal.pop().unwrap(), Moment { now: successor.now, wall_ms: 0 });
+    assert!(matches!(record.phase, JobPhase::Forming { .. }));
+    let effects = successor.core.adopt(record, JobSpec::from_yaml(SPEC).unwrap(), Term(3), at);
+    successor.take(effects);
+    successor.known("");
+    successor.generation = 2;
+    let starting = |rank| Some(v1::RunningTrainer { pid: 0, ..running(rank) });
+    successor.join(1, "w0", starting(0));
+    successor.join(2, "w1", starting(1));
+    assert_eq!(successor.stops(), [1, 2], "the formation is given up");
+    successor.stopped(2, 1);
+    // The command was the predecessor's.
+    let current = running(0).fence;
+    let command_id = "start-of-the-predecessor".to_owned();
+    let not_started =
+        v1::CommandResult { command_id, error: "no process".to_owned(), current, not_started: true, stale: false };
+    let result = |result| {
+        let body = Some(v1::worker_message::Body::CommandResult(result));
+        Event::Message { session: 1, message: Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body }) }
+    };
+    let waits = |world: &World| matches!(world.phase(), JobPhase::Stopping { .. });
+    successor.handle(result(v1::CommandResult { not_started: false, ..not_started.clone() }));
+    assert!(waits(&successor), "it may run yet");
+    successor.handle(result(not_started));
+    assert!(!waits(&successor), "{:?}", successor.phase());
+}

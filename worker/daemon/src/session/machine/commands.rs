@@ -14,7 +14,15 @@ impl Machine {
     }
 
     pub(super) fn answer(&mut self, id: &str, error: String, stale: bool, current: Option<Fence>) -> Effect {
-        let result = CommandResult { command_id: id.to_owned(), error, stale, current };
+        let result = CommandResult { command_id: id.to_owned(), error, stale, current, not_started: false };
+        self.results.answer(result.clone());
+        Effect::Send(Outgoing::Result(result))
+    }
+
+    /// A successor of the coordinator that gave the command does not know its id, but waits for the trainer.
+    pub(super) fn answer_not_started(&mut self, id: &str, error: String, fence: Fence) -> Effect {
+        let result =
+            CommandResult { command_id: id.to_owned(), error, stale: false, current: Some(fence), not_started: true };
         self.results.answer(result.clone());
         Effect::Send(Outgoing::Result(result))
     }

@@ -309,7 +309,7 @@ impl Machine {
         let Trainer::Starting { fence, command, stop, .. } = std::mem::replace(&mut self.trainer, Trainer::Idle) else {
             return Vec::new();
         };
-        let mut effects = vec![self.answer(&command, reason.to_owned(), false, Some(fence))];
+        let mut effects = vec![self.answer_not_started(&command, reason.to_owned(), fence)];
         effects.extend(stop.iter().map(|id| self.done(id)));
         effects.extend(self.admit_next());
         effects
