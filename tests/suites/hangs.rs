@@ -114,6 +114,12 @@ fn p6_a_rank_whose_process_is_stopped_is_named() {
     process::send(stopped.pid, Signal::SIGSTOP);
     trainctl.wait().expect_code(0);
     assert_told(&scratch, &run, &job, stopped.rank, "stopped by a signal");
+    // It could not say where it was: its stack was walked from outside.
+    let stacks = run.events_of("stacks");
+    let path = stacks.iter().find(|row| row["rank"] == stopped.rank).unwrap()["path"].as_str().unwrap();
+    let text = std::fs::read_to_string(run.dir().join(path)).unwrap();
+    let main = text.split("thread ").find(|thread| thread.starts_with(&format!("{} ", stopped.pid))).unwrap();
+    assert!(main.lines().count() > 4 && main.contains("trainctl_engine"), "{main}");
 }
 
 /// Starts a worker that sees `dead` where others see `data`.

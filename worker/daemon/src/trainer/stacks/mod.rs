@@ -2,12 +2,13 @@
 //!
 //! The trainer asks its own threads (a signal handler writes raw return addresses, see `trainctl-collective`); this daemon
 //! gives them names. A thread that does not answer, and every thread of a process that is frozen, is shown by what `/proc`
-//! says of it. The stacks of all threads go into a file beside the rank's log; the coordinator is told the path and the threads
+//! says of it, and its stack is walked from outside ([`walk`]). The stacks of all threads go into a file beside the rank's log; the coordinator is told the path and the threads
 //! that matter. Nothing here changes the trainer, and it comes before anything is killed.
 
 mod file;
 mod symbols;
 mod threads;
+mod walk;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use trainctl_proto::v1::{
     DumpStacksRequest, Stacks, ThreadStack, TrainerControl, rank_report::Report, trainer_control::Request,
 };
 
+use self::walk::Walker;
 use super::link::Line;
 
 /// How long the trainer may take to answer: two seconds for its threads, and as many for the way.
@@ -55,10 +57,16 @@ pub(super) async fn dump(subject: Subject) -> Report {
 
 fn complete(subject: &Subject, answered: Vec<ThreadStack>) -> Stacks {
     let mut threads = if answered.is_empty() { threads::all(subject.pid) } else { answered };
+    let mut walker = None;
     for thread in threads.iter_mut().filter(|thread| thread.addresses.is_empty()) {
         let seen = threads::look(subject.pid, thread.tid);
         thread.state = seen.text;
-        thread.addresses.extend(seen.address);
+        let Some(left) = seen.left else { continue };
+        let walk = walker.get_or_insert_with(|| Walker::of(subject.pid)).walk(left);
+        thread.addresses = walk.addresses;
+        if let Some(first) = walk.guessed_from {
+            thread.state.push_str(&format!(", frames from {first} on are guesses"));
+        }
     }
     symbols::name(subject.pid, &mut threads);
     // The main thread runs the engine; what did not answer is next in interest.

@@ -8,8 +8,17 @@ use trainctl_proto::v1::ThreadStack;
 pub(super) struct Seen {
     /// In words.
     pub(super) text: String,
-    /// Where it entered the kernel, if it is in a system call.
-    pub(super) address: Option<u64>,
+    /// Where it left for the kernel, unless it runs.
+    pub(super) left: Option<Left>,
+}
+
+/// The registers of a thread that the kernel holds, as far as it shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    /// Program counter.
+    pub(super) pc: u64,
+    /// Stack pointer.
+    pub(super) sp: u64,
 }
 
 /// Every thread of a process, without stacks.
@@ -29,7 +38,7 @@ pub(super) fn look(pid: u32, tid: u32) -> Seen {
     words.extend((!matches!(wchan.as_str(), "" | "0")).then(|| format!("in the kernel's {wchan}")));
     let call = Syscall::parse(&read(pid, tid, "syscall"));
     words.extend(call.as_ref().map(|call| call.text(pid)));
-    Seen { text: words.join(", "), address: call.map(|call| call.pc).filter(|pc| *pc != 0) }
+    Seen { text: words.join(", "), left: call.map(|call| call.left).filter(|left| left.pc != 0) }
 }
 
 fn read(pid: u32, tid: u32, what: &str) -> String {
@@ -54,16 +63,20 @@ fn state_in_words(state: char) -> &'static str {
 struct Syscall {
     number: i64,
     first: u64,
-    pc: u64,
+    left: Left,
 }
 
 impl Syscall {
     fn parse(text: &str) -> Option<Self> {
         let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-        let mut words = text.split_ascii_whitespace();
-        let number = words.next()?.parse().ok()?;
-        let first = hex(words.next()?).unwrap_or_default();
-        Some(Self { number, first, pc: hex(words.last()?)? })
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let [number, first, .., sp, pc] = words[..] else {
+            // In no system call: without its arguments.
+            let [number, sp, pc] = words[..] else { return None };
+            return Some(Self { number: number.parse().ok()?, first: 0, left: Left { pc: hex(pc)?, sp: hex(sp)? } });
+        };
+        let left = Left { pc: hex(pc)?, sp: hex(sp)? };
+        Some(Self { number: number.parse().ok()?, first: hex(first).unwrap_or_default(), left })
     }
 
     /// With the file, where the call's first argument is a descriptor.
@@ -131,8 +144,10 @@ mod tests {
     #[test]
     fn a_system_call_is_read_with_its_place() {
         let text = "0 0x7 0x7f00 0x1000 0x0 0x0 0x0 0x7ffc9d 0x7f41ab";
-        assert_eq!(Syscall::parse(text), Some(Syscall { number: 0, first: 7, pc: 0x7f_41ab }));
-        assert_eq!(Syscall::parse("-1 0x7ffc9d 0x7f41ab").unwrap().text(1), "in a page fault or interrupt");
+        let left = Left { pc: 0x7f_41ab, sp: 0x7f_fc9d };
+        assert_eq!(Syscall::parse(text), Some(Syscall { number: 0, first: 7, left }));
+        let in_none = Syscall::parse("-1 0x7ffc9d 0x7f41ab").unwrap();
+        assert_eq!((in_none.text(1).as_str(), in_none.left), ("in a page fault or interrupt", left));
         assert_eq!(Syscall::parse("running"), None);
         assert_eq!(Syscall::parse(""), None);
     }
