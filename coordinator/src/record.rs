@@ -182,6 +182,8 @@ pub enum QuarantinedBy {
     Health,
     /// A look at the run directory or at its peers, which is not repeated while it carries nothing: lifted by a person.
     Probe,
+    /// Its device computed wrongly in a burn-in: lifted by a person.
+    BurnIn,
     /// A person, who lifts it.
     Person,
 }
@@ -192,6 +194,7 @@ impl QuarantinedBy {
         match self {
             Self::Health => "health",
             Self::Probe => "probe",
+            Self::BurnIn => "burn_in",
             Self::Person => "person",
         }
     }

@@ -389,6 +389,47 @@ impl From<report::ReplicaDigest> for v1::ReplicaDigest {
     }
 }
 
+impl TryFrom<v1::BurnIn> for report::BurnInReport {
+    type Error = ProtocolError;
+
+    fn try_from(wire: v1::BurnIn) -> Result<Self, ProtocolError> {
+        let digest = wire.digest.as_slice().try_into();
+        let digest =
+            digest.map_err(|_| invalid("burn_in.digest", format!("{} bytes instead of 16", wire.digest.len())))?;
+        let sum =
+            |check: v1::SumCheck| report::SumCheck { seconds: check.seconds, wrong_elements: check.wrong_elements };
+        Ok(Self {
+            digest: u128::from_le_bytes(digest),
+            rounds: wire.rounds,
+            wrong_rounds: wire.wrong_rounds,
+            seconds: wire.seconds,
+            gigaflops: wire.gigaflops,
+            node_sum: wire.node_sum.map(sum),
+            world_sum: wire.world_sum.map(sum),
+            device: wire.device,
+            work: wire.work,
+        })
+    }
+}
+
+impl From<&report::BurnInReport> for v1::BurnIn {
+    fn from(report: &report::BurnInReport) -> Self {
+        let sum =
+            |check: report::SumCheck| v1::SumCheck { seconds: check.seconds, wrong_elements: check.wrong_elements };
+        Self {
+            digest: report.digest.to_le_bytes().to_vec(),
+            rounds: report.rounds,
+            wrong_rounds: report.wrong_rounds,
+            seconds: report.seconds,
+            gigaflops: report.gigaflops,
+            node_sum: report.node_sum.map(sum),
+            world_sum: report.world_sum.map(sum),
+            device: report.device.clone(),
+            work: report.work.clone(),
+        }
+    }
+}
+
 impl TryFrom<v1::SaveKind> for report::SaveKind {
     type Error = ProtocolError;
 
@@ -573,6 +614,26 @@ mod tests {
     #[test]
     fn a_shard_report_survives_the_wire() {
         assert_eq!(report::ShardReport::try_from(wire()), Ok(shard_report()));
+    }
+
+    #[test]
+    fn a_burn_in_survives_the_wire_and_a_torn_digest_does_not() {
+        let report = report::BurnInReport {
+            digest: u128::MAX - 5,
+            rounds: 412,
+            wrong_rounds: 3,
+            seconds: 5.0,
+            gigaflops: 95.0,
+            node_sum: None,
+            world_sum: Some(report::SumCheck { seconds: 0.25, wrong_elements: 2 }),
+            device: "cpu".into(),
+            work: "matmul".into(),
+        };
+        let mut wire = v1::BurnIn::from(&report);
+        assert_eq!(report::BurnInReport::try_from(wire.clone()), Ok(report));
+        wire.digest.pop();
+        let error = report::BurnInReport::try_from(wire).expect_err("15 bytes");
+        assert_eq!(error.to_string(), "burn_in.digest is invalid: 15 bytes instead of 16");
     }
 
     #[test]

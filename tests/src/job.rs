@@ -27,6 +27,8 @@ pub struct Job {
     pub layers: u32,
     /// `fault_tolerance.max_restarts`.
     pub max_restarts: u32,
+    /// `fault_tolerance.burn_in_seconds`.
+    pub burn_in: Option<f64>,
     /// Peak learning rate.
     pub lr: f64,
     /// Steps until it is reached.
@@ -51,6 +53,7 @@ impl Job {
             seq_length: 64,
             layers: 2,
             max_restarts: 10,
+            burn_in: None,
             lr: 3e-3,
             warmup: 4,
             checkpoint_dir: None,
@@ -82,6 +85,7 @@ impl Job {
             warmup,
             ..
         } = self;
+        let burn_in = self.burn_in.map_or_else(String::new, |seconds| format!("  burn_in_seconds: {seconds}\n"));
         let place = |place| format!("checkpoint:\n  checkpoint_dir: {place}\n");
         let checkpoint = self.checkpoint_dir.as_ref().map_or_else(String::new, place);
         let [run_dir, prefix, tokenizer, index] =
@@ -128,7 +132,7 @@ clip_grad_norm:
   max_norm: 1.0
 fault_tolerance:
   max_restarts: {max_restarts}
-{checkpoint}"
+{burn_in}{checkpoint}"
         )
     }
 

@@ -46,7 +46,7 @@ fn p4_a_flipped_bit_is_in_no_checkpoint_and_the_run_ends_as_if_it_had_never_been
     }
     for workers in [2, 3] {
         let scratch = Scratch::new(&format!("flipped-bit-{workers}"));
-        let job = Job { workers, ..Job::new(scratch.join("run")) };
+        let job = Job { workers, burn_in: Some(0.2), ..Job::new(scratch.join("run")) };
         let want = unbroken(&job);
         // In step 12, between the commits of steps 9 and 19.
         let (status, faulty) = run_with_fault(&scratch, &job, "step.begin:13:flip", false);
@@ -55,6 +55,8 @@ fn p4_a_flipped_bit_is_in_no_checkpoint_and_the_run_ends_as_if_it_had_never_been
         let run = Run::new(&job.run_dir);
         let generations = run.generations();
         assert_eq!(generations.len(), 2, "{generations:?}");
+        let burned_in = run.events_of("burned_in").into_iter().map(|event| event["generation"].clone());
+        assert_eq!(burned_in.collect::<Vec<_>>(), generations, "once all are new, and once the suspects are checked");
         let found = run.events_of("replicas_differ");
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!((&found[0]["step"], &found[0]["generation"]), (&19.into(), &generations[0].into()), "{}", found[0]);
@@ -90,12 +92,13 @@ fn j5_a_bit_that_flips_at_each_try_stops_the_job_with_that_explanation() {
         return;
     }
     let scratch = Scratch::new("flipped-again");
-    let job = Job::new(scratch.join("run"));
+    let job = Job { burn_in: Some(0.0), ..Job::new(scratch.join("run")) };
     let (status, _) = run_with_fault(&scratch, &job, "step.begin:2:flip", true);
     assert_eq!(status["phase"], "failed", "{status:#}");
     let reason = status["reason"].as_str().unwrap();
     assert!(reason.starts_with("failed twice in the same way at step 9: the 2 replicas differ"), "{reason}");
     let run = Run::new(&job.run_dir);
     assert_eq!((run.events_of("replicas_differ").len(), run.commits().len()), (2, 0));
+    assert!(run.events_of("burned_in").is_empty(), "never, says the spec");
     assert!(explained(&scratch, &job)["action"].as_str().unwrap().contains("compare the hosts' processors"));
 }

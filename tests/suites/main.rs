@@ -9,6 +9,7 @@
 
 mod abuse;
 mod architecture;
+mod burn_in;
 mod causes;
 mod checkpoints;
 mod coordinator_away;

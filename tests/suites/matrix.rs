@@ -57,9 +57,9 @@ impl Case {
     }
 }
 
-/// A short run with every kind of commit, pruning included.
+/// A short run with every kind of commit, pruning included, and the shortest burn-in: two products.
 fn job(run_dir: std::path::PathBuf) -> Job {
-    Job { steps: 12, ckpt_every: 3, val_every: 3, warmup: 2, ..Job::new(run_dir) }
+    Job { burn_in: Some(0.001), steps: 12, ckpt_every: 3, val_every: 3, warmup: 2, ..Job::new(run_dir) }
 }
 
 fn start(scratch: &Scratch, job: &Job, trace: Option<&Path>) -> Process {

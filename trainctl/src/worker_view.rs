@@ -27,6 +27,7 @@ pub(crate) struct WorkerView {
     clock_error_ms: Option<f64>,
     warnings: Vec<String>,
     health: Option<HealthView>,
+    gigaflops: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -90,6 +91,7 @@ impl From<v1::WorkerStatus> for WorkerView {
             clock_error_ms: worker.clock.map(|clock| clock.error_ms),
             warnings: worker.warnings,
             health: worker.health.map(Into::into),
+            gigaflops: worker.gigaflops,
         }
     }
 }

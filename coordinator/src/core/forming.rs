@@ -1,6 +1,7 @@
 //! From a job that waits to a generation whose trainers start.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tracing::{info, warn};
 use trainctl_proto::v1;
@@ -125,11 +126,12 @@ impl Core {
             })
             .collect();
         info!(job = %id, generation = %prepared.generation, start = ?job.record.start, "forming");
-        let starts = self.starts(id, &placed);
+        let burn_in = self.burn_in_due(id, &placed);
+        let starts = self.starts(id, &placed, burn_in);
         let mut left = Vec::new();
         if let Some(job) = self.jobs.get_mut(id) {
             job.record.decided = false;
-            let live = job.live.replace(Live::assigned(prepared.generation, starts.clone(), at.now));
+            let live = job.live.replace(Live::assigned(prepared.generation, starts.clone(), burn_in, at.now));
             left = live.map(Live::into_tokens).unwrap_or_default();
         }
         self.apply(id, JobEvent::Form(prepared.generation), at, out);
@@ -180,7 +182,7 @@ impl Core {
     }
 
     /// The start command of each rank.
-    fn starts(&mut self, id: &JobId, placed: &[Candidate]) -> Vec<(String, v1::StartTrainer)> {
+    fn starts(&mut self, id: &JobId, placed: &[Candidate], burn_in: Duration) -> Vec<(String, v1::StartTrainer)> {
         let ids: Vec<String> = (0..placed.len())
             .map(|rank| {
                 let generation = self.jobs.get(id).map(|job| job.record.generation).unwrap_or_default();
@@ -197,6 +199,9 @@ impl Core {
                 *count - 1
             })
             .collect();
+        let on_host = |machine: &str| -> Vec<u32> {
+            (0..).zip(placed).filter(|(_, c)| c.machine == machine).map(|(rank, _)| rank).collect()
+        };
         let record = &job.record;
         let start_from = (!record.start.checkpoint.is_empty()).then(|| v1::CheckpointRef {
             name: record.start.checkpoint.clone(),
@@ -222,6 +227,8 @@ impl Core {
             // The worker's to fill in.
             log: String::new(),
             page: String::new(),
+            burn_in_ms: u32::try_from(burn_in.as_millis()).unwrap_or(u32::MAX),
+            node_ranks: if burn_in.is_zero() { Vec::new() } else { on_host(&candidate.machine) },
         };
         let starts = placed.iter().enumerate().zip(ids).map(|((rank, candidate), command_id)| {
             let assignment = Some(assignment(rank, candidate));

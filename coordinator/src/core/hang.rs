@@ -50,7 +50,8 @@ impl Core {
         }
         let seen: Vec<Seen> = live.seen(at.now);
         let collective = Duration::try_from_secs_f64(job.spec.dist_env.timeout_minutes * 60.0).unwrap_or(Duration::MAX);
-        let found = decide_hang(&seen, |stage| deadline(stage, &job.record.history, limits, collective));
+        let burn_in = live.burn_in;
+        let found = decide_hang(&seen, |stage| deadline(stage, &job.record.history, limits, collective, burn_in));
         if let Some(hang) = found {
             self.ask_for_stacks(id, hang, at, out);
         }

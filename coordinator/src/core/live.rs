@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use trainctl_proto::v1;
 use trainctl_spec::Generation;
-use trainctl_spec::report::{FinishCause, Phase, SaveKind};
+use trainctl_spec::report::{BurnInReport, FinishCause, Phase, SaveKind};
 use trainctl_spec::state::JobPhase;
 
 use super::hang::Dumping;
@@ -41,6 +41,10 @@ pub struct Live {
     pub(super) gave_up: Option<(u64, String)>,
     /// The zero-based step whose save has shown that replicas differ: no save from it on is committed.
     pub(super) corrupt_from: Option<u64>,
+    /// How long its ranks burn in before they are formed; zero = not at all.
+    pub(super) burn_in: Duration,
+    /// Who has said what came of it, until all have.
+    pub(super) burn_ins: BTreeMap<u32, BurnInReport>,
     /// The rank that moves to a spare after the next commit.
     pub(super) evicts: Option<u32>,
 }
@@ -81,10 +85,15 @@ pub struct RankLive {
 }
 
 impl Live {
-    /// A generation whose starts are about to go out.
-    pub fn assigned(generation: Generation, starts: Vec<(String, v1::StartTrainer)>, now: Duration) -> Self {
+    /// A generation whose starts are about to go out; its ranks burn in for so long.
+    pub fn assigned(
+        generation: Generation,
+        starts: Vec<(String, v1::StartTrainer)>,
+        burn_in: Duration,
+        now: Duration,
+    ) -> Self {
         let ranks = starts.into_iter().map(|(worker, start)| RankLive::new(worker, Some(start), now)).collect();
-        Self::of(generation, ranks, false, false)
+        Self { burn_in, ..Self::of(generation, ranks, false, false) }
     }
 
     /// A generation that the journal says may live; one whose end was decided has no ranks any more.
@@ -114,6 +123,8 @@ impl Live {
             dumping,
             gave_up,
             corrupt_from,
+            burn_in: Duration::ZERO,
+            burn_ins: BTreeMap::new(),
             evicts,
         }
     }

@@ -7,6 +7,7 @@
 //! Wanted and observed are kept apart: a job's record is what is wanted (and journaled), `live` is what was last seen of its
 //! ranks; [`Core`]'s `pump` compares the two after each event and does the next thing.
 
+mod burn_in;
 mod changes;
 mod followers;
 mod forming;
@@ -331,6 +332,8 @@ pub struct Core {
     quarantined: BTreeMap<String, WorkerRecord>,
     /// What the `endpoint.json` of the run directories names; absent = workers need not prove that they see it.
     nonce: Option<String>,
+    /// Those that may have corrupted a state or failed a burn-in, and have passed none since.
+    suspects: BTreeSet<String>,
     seed: u64,
     commands: u64,
     /// Jobs that another coordinator holds: their trainers are left alone and their records are not acknowledged.
@@ -361,6 +364,7 @@ impl Core {
             workers,
             quarantined,
             nonce: None,
+            suspects: BTreeSet::new(),
             seed,
             commands: 0,
         }
@@ -383,6 +387,10 @@ impl Core {
                 self.workers.entry(place.worker.clone()).or_insert(worker);
             }
             info!(job = %id, generation = %live.generation, ranks = record.ranks.len(), "adopted from the journal");
+        }
+        if !over {
+            // Some of them may have proved themselves since; they are asked once more.
+            self.suspects.extend(record.avoided.iter().cloned());
         }
         let end = record.end.clone();
         let mut job = Job::new(record, spec, live, at.now);

@@ -6,7 +6,7 @@ use tracing::{info, warn};
 use trainctl_proto::v1::coordinator_message::Body;
 use trainctl_proto::v1::rank_report::Report;
 use trainctl_proto::{convert, v1};
-use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{BurnInReport, FinishCause, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::state::{Cause, ExitClass, JobEvent, JobPhase, ProcessExit, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId, Step};
 
@@ -96,6 +96,10 @@ impl Core {
                 return self.keep_until_decided(&id, token);
             }
             Report::Formed(_) => {}
+            Report::BurnIn(burn_in) => match BurnInReport::try_from(burn_in) {
+                Ok(report) => self.burned_in(&id, number, report, at, out),
+                Err(error) => warn!(job = %id, rank = number, %error, "report of a burn-in refused"),
+            },
             Report::Stacks(stacks) => self.stacks(&id, number, &stacks, at, out),
             Report::SaveFailed(failed) => match SaveKind::try_from(failed.kind()) {
                 Ok(kind) => self.rank_failed_to_save(&id, number, kind, &failed, at, out),
@@ -123,7 +127,9 @@ impl Core {
     /// Remembers how long rank 0 needed for the stage that it has left: later deadlines follow from it.
     pub(super) fn learn(&mut self, id: &JobId, rank: u32, left: Option<(Stage, Duration)>) {
         if let (Some(job), 0, Some((stage, took))) = (self.jobs.get_mut(id), rank, left) {
-            job.record.history.record(stage, took);
+            // Most generations meet without a burn-in.
+            let burn_in = job.live.as_ref().map(|live| live.burn_in).filter(|_| stage == Stage::Rendezvous);
+            job.record.history.record(stage, took.saturating_sub(burn_in.unwrap_or_default()));
         }
     }
 
@@ -361,6 +367,7 @@ impl Core {
         let endings = endings(live);
         let reached = live.ranks.iter().filter_map(|rank| rank.step).max();
         let lost_end = live.lost_end();
+        let job_start = job.record.start.step;
         // Work that is done stays done, unless its last checkpoint will never exist.
         let is_done =
             lost_end.is_none() && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
@@ -381,6 +388,8 @@ impl Core {
                     // Whoever was stopped for it knows less.
                     Cause::Hung { .. } => (cause, reached),
                     Cause::Corrupt { step, .. } => (cause, Some(step)),
+                    // No step was done: it is the start's, so that a later commit counts as progress.
+                    Cause::BurnIn { .. } => (cause, Some(job_start)),
                     _ if by_ranks => decide_verdict(&endings),
                     _ => (cause, None),
                 };
@@ -459,6 +468,6 @@ fn shows_formed(report: &Report) -> bool {
         | Report::SaveFailed(_)
         | Report::SaveSkipped(_)
         | Report::Finished(_) => true,
-        Report::Started(_) | Report::Phase(_) | Report::Stacks(_) | Report::Exited(_) => false,
+        Report::Started(_) | Report::Phase(_) | Report::BurnIn(_) | Report::Stacks(_) | Report::Exited(_) => false,
     }
 }

@@ -51,6 +51,7 @@ impl Core {
             Cause::Corrupt { step, replicas: divergence.replicas, suspects: suspects.clone(), named: divergence.named };
         error!(job = %id, step, %cause, "replicas differ");
         job.record.avoided.extend(suspects.iter().map(|suspect| suspect.worker.clone()));
+        self.suspects.extend(suspects.iter().map(|suspect| suspect.worker.clone()));
         let of = |what: fn(&Suspect) -> serde_json::Value| suspects.iter().map(what).collect::<Vec<_>>().into();
         let entry = Entry::new("replicas_differ").step(step).with("save", name_of(kind).into());
         let entry = entry.with("replicas", divergence.replicas.into()).with("named", divergence.named.into());

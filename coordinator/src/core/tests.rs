@@ -756,6 +756,7 @@ fn a_job_that_is_over_is_shown_from_the_journal() {
     assert_eq!(got.first_row.map(|row| row.step), Some(7));
 }
 
+mod burn_in;
 mod hang;
 mod liveness;
 mod replicas;

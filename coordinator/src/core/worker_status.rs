@@ -53,6 +53,7 @@ impl Core {
             warnings: self.judged(worker).warnings,
             clock,
             boot_id: worker.machine.clone(),
+            gigaflops: worker.burned_in.as_ref().map(|report| report.gigaflops),
         })
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 use trainctl_proto::v1;
 use trainctl_proto::v1::coordinator_message::Body;
-use trainctl_spec::report::Phase;
+use trainctl_spec::report::{BurnInReport, Phase};
 use trainctl_spec::state::{ExitClass, JobPhase, StopReason, WhyLost};
 use trainctl_spec::{Generation, JobId};
 
@@ -56,6 +56,8 @@ pub struct Worker {
     pub(super) health: Option<v1::Health>,
     /// Its wall clock against ours, and when that was measured.
     pub(super) skew: Option<(Skew, Duration)>,
+    /// What its device did in the burn-in that it passed, since its daemon came.
+    pub(super) burned_in: Option<BurnInReport>,
     /// When it dialled, on its machine's clock.
     dialled_at_ms: u64,
     spool: String,
@@ -90,6 +92,7 @@ impl Worker {
             facts: Facts::default(),
             health: None,
             skew: None,
+            burned_in: None,
             dialled_at_ms: 0,
             spool: String::new(),
             received: 0,
@@ -182,6 +185,7 @@ impl Core {
         }
         if worker.incarnation != hello.incarnation {
             info!(worker = %id, "worker was restarted");
+            worker.burned_in = None;
         }
         worker.greet(session, &hello, at.now);
         info!(worker = %id, host = %worker.host, running = ?worker.running, "worker joined");

@@ -95,11 +95,19 @@ impl History {
     }
 }
 
-/// How long a rank may stay in `stage`. `collective` (`dist_env.timeout_minutes`) is the most that history makes of a step.
-pub fn deadline(stage: Stage, history: &History, limits: &HangDetection, collective: Duration) -> Duration {
+/// How long a rank may stay in `stage`. `collective` (`dist_env.timeout_minutes`) is the most that history makes of a step;
+/// `burn_in` comes on top of meeting, whose history is without it.
+pub fn deadline(
+    stage: Stage,
+    history: &History,
+    limits: &HangDetection,
+    collective: Duration,
+    burn_in: Duration,
+) -> Duration {
     let learned = history.needed(stage).unwrap_or_default().saturating_mul(limits.factor);
     let most = if matches!(stage, Stage::Step | Stage::FirstStep) { collective } else { Duration::MAX };
-    stage.floor(limits).max(learned.min(most))
+    let known = if stage == Stage::Rendezvous { burn_in } else { Duration::ZERO };
+    stage.floor(limits).max(learned.min(most)) + known
 }
 
 /// One rank as it is seen.
@@ -224,15 +232,17 @@ mod tests {
 
     fn judge(ranks: &[Seen]) -> Option<Hang> {
         let (history, limits) = (History::default(), HangDetection::default());
-        decide_hang(ranks, |stage| deadline(stage, &history, &limits, Duration::from_secs(1_800)))
+        decide_hang(ranks, |stage| deadline(stage, &history, &limits, Duration::from_secs(1_800), Duration::ZERO))
     }
 
     #[test]
     fn a_deadline_is_learned_from_the_run_and_has_a_floor() {
         let (mut history, limits) = (History::default(), HangDetection::default());
         let collective = Duration::from_secs(1_800);
-        let at = |history: &History, stage| deadline(stage, history, &limits, collective).as_secs();
+        let at =
+            |history: &History, stage| deadline(stage, history, &limits, collective, Duration::from_secs(60)).as_secs();
         assert_eq!((at(&history, Stage::FirstStep), at(&history, Stage::Step)), (600, 60));
+        assert_eq!(at(&history, Stage::Rendezvous), 360, "a burn-in of a minute is no hang");
         for seconds in [1, 2, 30, 2, 2] {
             history.record(Stage::Step, Duration::from_secs(seconds));
         }

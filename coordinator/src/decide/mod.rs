@@ -4,6 +4,7 @@
 //! needs, asks, and applies the answer.
 
 pub mod admission;
+pub mod burn_in;
 pub mod commit;
 pub mod deadlines;
 pub mod health;

@@ -11,8 +11,8 @@
 //! process exits with code n), `segv`, `abort` (SIGSEGV or SIGABRT to itself), `panic`, `alloc` (an allocation that no machine can
 //! fulfil), `grow` (takes memory until somebody ends that), the error with
 //! which the call fails (`eio`, `enospc`, `edquot`, `erofs`), for a sync only, `skip`: it is left out, as by a programmer who
-//! forgot it, or for `step.begin` only, `flip`: a bit of the trainer's weights is another one from then on, as in memory that
-//! fails. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file there, a line for each. Without these
+//! forgot it, for `step.begin` only, `flip`: a bit of the trainer's weights is another one from then on, as in memory that
+//! fails, or for `burn_in.product` only, `flip`: a bit of that product is another one, as on a device that miscalculates. With `TRAINCTL_FAULT_TRACE=DIR` each process writes what it passes to a file there, a line for each. Without these
 //! variables a hit is one look at an empty list.
 
 use std::collections::HashMap;
@@ -137,6 +137,8 @@ points! {
     }
     /// Those of a trainer that are no calls of the store; they have the stage before only ([`pass`]).
     TRAINER {
+    /// A product of the burn-in is there, and not yet compared.
+    BURN_IN_PRODUCT = "burn_in.product";
     /// A step begins: its weights lie in memory as the step before has left them.
     STEP_BEGIN = "step.begin";
     /// A batch of samples is about to be read.
@@ -165,6 +167,9 @@ points! {
     JOURNAL_COPY = "journal.copy";
     }
 }
+
+/// Points at which a bit can be flipped ([`flips`]).
+const FLIPPING: [FailPoint; 2] = [FailPoint::STEP_BEGIN, FailPoint::BURN_IN_PRODUCT];
 
 /// Passes a point that is no call of the store: kills, freezes or fails where the environment says so.
 ///
@@ -303,7 +308,7 @@ impl FromStr for Rule {
                 nth => Some(nth.parse().ok().filter(|nth| *nth > 0)?),
             };
             let leaves_out_no_sync = action == Action::Skip && !place.contains(Synced::File.suffix());
-            let flips_nothing = action == Action::Flip && place != FailPoint::STEP_BEGIN.0;
+            let flips_nothing = action == Action::Flip && !FLIPPING.iter().any(|point| place == point.0);
             if place.is_empty() || fields.next().is_some() || leaves_out_no_sync || flips_nothing {
                 return None;
             }
@@ -312,7 +317,7 @@ impl FromStr for Rule {
         parse().ok_or_else(|| {
             format!(
                 "`{text}` is not `point:nth:exit|stop|hang|spin|wait<ms>|code<n>|segv|abort|panic|alloc|grow|eio|enospc|edquot|erofs`, \
-                 `point.fsync[_dir]:nth:skip` or `step.begin:nth:flip`"
+                 `point.fsync[_dir]:nth:skip`, `step.begin:nth:flip` or `burn_in.product:nth:flip`"
             )
         })
     }
@@ -472,6 +477,7 @@ mod tests {
 
     #[test]
     fn a_bit_is_flipped_and_a_thread_held_up_where_they_are_asked_for() {
+        assert!(Faults::parse("burn_in.product:*:flip").is_ok());
         let faults = Faults::parse("step.begin:2:flip,load.state:1:wait20").unwrap();
         assert!(faults.pass("step.begin", "").unwrap() && !faults.pass("step.begin", "").unwrap());
         let started = std::time::Instant::now();

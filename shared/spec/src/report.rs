@@ -191,6 +191,38 @@ pub struct ShardReport {
     pub replica: Option<ReplicaDigest>,
 }
 
+/// What a rank's device did in a burn-in, before the ranks load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BurnInReport {
+    /// Digest of the first product: equal on all ranks whose devices are of one kind.
+    pub digest: u128,
+    /// Products that were compared with the first.
+    pub rounds: u64,
+    /// Those of them that differed from it.
+    pub wrong_rounds: u64,
+    /// How long that took, seconds.
+    pub seconds: f64,
+    /// 10⁹ floating-point operations a second, the comparisons' time included.
+    pub gigaflops: f64,
+    /// The sum over the ranks of this host; absent where there is no other, or no other host.
+    pub node_sum: Option<SumCheck>,
+    /// The sum over all ranks; absent where there is no other.
+    pub world_sum: Option<SumCheck>,
+    /// What the device is called: devices of one name compute the same bits. Empty = not known.
+    pub device: String,
+    /// What was computed, for people: `matmul of 1024×1024 in fp32`.
+    pub work: String,
+}
+
+/// An all-reduce whose result is known beforehand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SumCheck {
+    /// How long it took once all had come, seconds.
+    pub seconds: f64,
+    /// Elements of the sum that were not what they must be.
+    pub wrong_elements: u64,
+}
+
 /// Why a trainer ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

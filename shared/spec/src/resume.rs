@@ -107,6 +107,7 @@ pub const FIELDS: &[Field] = &[
     change("fault_tolerance.hang.*", ""),
     change("fault_tolerance.compare_replicas", ""),
     change("fault_tolerance.stragglers", ""),
+    change("fault_tolerance.burn_in_seconds", ""),
     change("dist_env.timeout_minutes", ""),
     change("on_commit", ""),
     change("on_end", ""),

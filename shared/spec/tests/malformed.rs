@@ -119,6 +119,7 @@ fn each_malformed_spec_gives_one_clear_error() {
         ("YAML: tab", "  lr: 1e-3", "\tlr: 1e-3"),
         ("YAML: tag", "name: tiny", "name: !!python/object:os.system tiny"),
         ("YAML: two documents", "  lr: 1e-3", "  lr: 1e-3\n---\nname: other"),
+        ("burn-in of an hour", "optimizer:", "fault_tolerance: {burn_in_seconds: 3600}\noptimizer:"),
         ("warm-up as long as the run", "optimizer:", "lr_scheduler: {lr_warmup_steps: 40}\noptimizer:"),
     ];
     let mut report = String::new();

@@ -46,6 +46,7 @@ struct Reports(Mutex<Vec<ShardReport>>);
 impl Link for Reports {
     fn phase(&self, _: Phase, _: Step) {}
     fn formed(&self) {}
+    fn burned_in(&self, _: trainctl_spec::report::BurnInReport) {}
     fn step_done(&self, _: Step, _: Duration) {}
     fn train_row(&self, _: TrainRow) {}
     fn validation_row(&self, _: ValidationRow) {}
@@ -142,6 +143,8 @@ fn main() {
         phase: DataPhase::default(),
         start_step: Step(0),
         stop_at: Step(1),
+        burn_in: Duration::ZERO,
+        node_ranks: Vec::new(),
         threads,
         address: "127.0.0.1".to_owned(),
         rendezvous: store,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use trainctl_collective::KeyValue;
 use trainctl_spec::job::JobSpec;
-use trainctl_spec::report::{FinishCause, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{BurnInReport, FinishCause, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 use trainctl_spec::start::{DataPhase, StartFrom};
 use trainctl_spec::{Generation, Rank, Step};
 
@@ -41,6 +41,10 @@ pub struct TrainJob {
     pub address: String,
     /// The generation's rendezvous keys; sealed by the owner after [`Link::formed`].
     pub rendezvous: Arc<dyn KeyValue>,
+    /// How long this rank's device burns in before the rank is formed; zero = not at all.
+    pub burn_in: Duration,
+    /// The generation's ranks on this host, this one included: they sum among themselves in a burn-in.
+    pub node_ranks: Vec<u32>,
     /// Counts this rank's collectives, for whoever watches it.
     pub pulse: Arc<Pulse>,
 }
@@ -77,6 +81,8 @@ pub trait Link: Send + Sync {
     fn phase(&self, phase: Phase, step: Step);
     /// All process groups are made and proved by one collective; the rendezvous store may be sealed.
     fn formed(&self);
+    /// The burn-in that the job asks for is over, well or not; before [`Link::formed`].
+    fn burned_in(&self, report: BurnInReport);
     /// A step is done (every rank). `compute` is the time of it in which the rank did not wait for others.
     fn step_done(&self, step: Step, compute: Duration);
     /// The row of a step (rank 0 only).

@@ -14,6 +14,7 @@
 //! Everything random is drawn from (seed, step, index of the sequence in the global batch, place in the network), never
 //! from a generator's hidden state (D3); that and a global loss normalisation make the numbers independent of world size.
 
+mod burn_in;
 pub mod checkpoint;
 pub mod data;
 mod error;

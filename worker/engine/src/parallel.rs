@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 use trainctl_collective::{ProcessGroup, ReduceOp, Work};
 use trainctl_spec::Step;
 
@@ -74,6 +74,44 @@ impl World {
         self.timed(|| self.group.all_reduce(&tensor, ReduceOp::Sum)?.wait()).map_err(fail)?;
         self.pulse.leave();
         Ok(Vec::<T>::try_from(tensor.f_to(Device::Cpu)?)?)
+    }
+
+    /// A group of some of the ranks, in order; `None` for a rank that is not among them. Only they call it, before the rendezvous
+    /// store is sealed. `name` must be new within the generation.
+    pub(crate) fn subgroup(&self, name: &str, ranks: &[usize], step: Step) -> Result<Option<ProcessGroup>, Error> {
+        let fail = |source| Error::Collective { what: format!("make the process group {name}"), step, source };
+        self.group.subgroup(name, ranks).map_err(fail)
+    }
+
+    /// Sums `vector` in place over the ranks of `group`, or all. How long that took once all of them had come, so that it is the
+    /// time of the network and not of who came last.
+    pub(crate) fn sum_timed(
+        &self,
+        group: Option<&ProcessGroup>,
+        vector: &Tensor,
+        what: Collective,
+        step: Step,
+    ) -> Result<Duration, Error> {
+        let group = group.unwrap_or(&self.group);
+        // The value must be read: on a GPU the wait for a sum is the stream's, not this thread's.
+        let sum = |tensor: &Tensor| {
+            let fail = |source| Error::Collective { what: what.to_string(), step, source };
+            self.timed(|| group.all_reduce(tensor, ReduceOp::Sum)?.wait()).map_err(fail)?;
+            Ok::<_, Error>(f64::try_from(&tensor.f_narrow(0, 0, 1)?)?)
+        };
+        self.pulse.enter(what);
+        sum(&Tensor::f_ones([1], (Kind::Float, self.device))?)?;
+        let started = Instant::now();
+        sum(vector)?;
+        let took = started.elapsed();
+        self.pulse.leave();
+        Ok(took)
+    }
+
+    /// Counts a collective that other ranks have among themselves, so that the counts of all stay comparable.
+    pub(crate) fn pass_by(&self, what: Collective) {
+        self.pulse.enter(what);
+        self.pulse.leave();
     }
 
     /// How long this rank has waited for collectives so far. What is left of a step's time is its own: a rank that is slow waits

@@ -11,6 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub enum Collective {
     /// Proves a new process group.
     First,
+    /// The burn-in's sum over the ranks of a host. Ranks that have none count it too.
+    NodeSum,
+    /// The burn-in's sum over all ranks.
+    WorldSum,
     /// Waits until every rank has loaded.
     Loaded,
     /// Token count and requests of a step.
@@ -34,6 +38,8 @@ impl Collective {
             Self::Loss => 4,
             Self::Validation => 5,
             Self::Save => 6,
+            Self::NodeSum => 8,
+            Self::WorldSum => 9,
             Self::Gradients(block) => 7 | u64::from(block) << 8,
         }
     }
@@ -46,6 +52,8 @@ impl Collective {
             4 => Self::Loss,
             5 => Self::Validation,
             6 => Self::Save,
+            8 => Self::NodeSum,
+            9 => Self::WorldSum,
             7 => Self::Gradients(u32::try_from(packed >> 8).unwrap_or(u32::MAX)),
             _ => return None,
         })
@@ -56,6 +64,8 @@ impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::First => f.write_str("first all-reduce of the new process group"),
+            Self::NodeSum => f.write_str("sum over the ranks of a host in the burn-in"),
+            Self::WorldSum => f.write_str("sum over all ranks in the burn-in"),
             Self::Loaded => f.write_str("wait until all ranks have loaded"),
             Self::Counts => f.write_str("all-reduce the token count and requests"),
             Self::Gradients(block) => write!(f, "all-reduce the gradients of block {block}"),
@@ -125,8 +135,10 @@ mod tests {
 
     #[test]
     fn every_collective_survives_packing() {
-        use Collective::{Counts, First, Gradients, Loaded, Loss, Save, Validation};
-        for what in [First, Loaded, Counts, Gradients(0), Gradients(u32::MAX), Loss, Validation, Save] {
+        use Collective::{Counts, First, Gradients, Loaded, Loss, NodeSum, Save, Validation, WorldSum};
+        for what in
+            [First, NodeSum, WorldSum, Loaded, Counts, Gradients(0), Gradients(u32::MAX), Loss, Validation, Save]
+        {
             assert_eq!(Collective::unpack(what.pack()), Some(what));
         }
     }

@@ -16,6 +16,7 @@ use trainctl_store::Location;
 use trainctl_store::shard::Peers;
 
 use crate::Error;
+use crate::burn_in;
 use crate::checkpoint::{self, Saver, Together};
 use crate::data::Source;
 use crate::executor::Executor;
@@ -94,11 +95,7 @@ fn load(job: &TrainJob, world: &World, link: &Arc<dyn Link>, device: Device) -> 
     }
     let (train, validation) = open_data(spec, &job.phase, i64::from(config.vocab_size), device)?;
     let model = Gpt2::new(config, i64::from(spec.dataset.seq_length), device)?;
-    let kind = match spec.precision {
-        Precision::Fp32 => Kind::Float,
-        Precision::Bf16 => Kind::BFloat16,
-    };
-    let mut params = Parameters::zeros(&model.block_names(), &known, kind, device)?;
+    let mut params = Parameters::zeros(&model.block_names(), &known, kind_of(spec), device)?;
     let mut optimizer = AdamW::new(&spec.optimizer, params.entries(), device)?;
     let updates = match (&job.start_from, &spec.model.init) {
         (Some(from), _) => {
@@ -137,7 +134,16 @@ fn device_of(spec: &JobSpec) -> Result<Device, Error> {
     }
 }
 
-/// Makes the generation's process groups and proves them; afterwards the rendezvous store may be sealed.
+/// What the forward computes in.
+fn kind_of(spec: &JobSpec) -> Kind {
+    match spec.precision {
+        Precision::Fp32 => Kind::Float,
+        Precision::Bf16 => Kind::BFloat16,
+    }
+}
+
+/// Makes the generation's process groups and proves them, and the device where that is asked for; afterwards the rendezvous store
+/// may be sealed.
 fn meet(job: &TrainJob, link: &dyn Link, device: Device) -> Result<World, Error> {
     link.phase(Phase::Rendezvous, job.start_step);
     let timeout = Duration::try_from_secs_f64(job.spec.dist_env.timeout_minutes * 60.0)
@@ -149,6 +155,17 @@ fn meet(job: &TrainJob, link: &dyn Link, device: Device) -> Result<World, Error>
     let fail = |source| Error::Collective { what: "make the process group".to_owned(), step: job.start_step, source };
     let group = ProcessGroup::gloo(Arc::clone(&job.rendezvous), &options).map_err(fail)?;
     let world = World::new(group, device, job.world_size, job.start_step, Arc::clone(&job.pulse))?;
+    if !job.burn_in.is_zero() {
+        let report = burn_in::burn_in(&world, job, kind_of(&job.spec), device);
+        if let Err(error) = &report
+            && error.is_own_fault()
+        {
+            link.failed(Some(error));
+        }
+        let report = report?;
+        tracing::info!(?report, "burnt in");
+        link.burned_in(report);
+    }
     link.formed();
     Ok(world)
 }

@@ -1,6 +1,7 @@
 //! From the worker's assignment to the engine's job.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use trainctl_collective::KeyValue;
 use trainctl_engine::TrainJob;
@@ -42,6 +43,8 @@ pub(crate) fn train_job(assignment: &Assignment, rendezvous: Arc<dyn KeyValue>) 
         threads: assignment.threads,
         address: assignment.address.clone(),
         rendezvous,
+        burn_in: Duration::from_millis(assignment.burn_in_ms.into()),
+        node_ranks: assignment.node_ranks.clone(),
         pulse: Arc::default(),
     })
 }

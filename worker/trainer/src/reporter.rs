@@ -15,7 +15,7 @@ use tonic::Code;
 use trainctl_engine::{Error, FailedSave, Finished, Link as EngineLink, Requests};
 use trainctl_proto::v1::{self, PhaseChanged, RankReport, rank_report::Report};
 use trainctl_spec::Step;
-use trainctl_spec::report::{Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
+use trainctl_spec::report::{BurnInReport, Phase, SaveKind, ShardReport, TrainRow, ValidationRow};
 
 use crate::ending::Ending;
 use crate::link::Link;
@@ -115,6 +115,10 @@ impl EngineLink for Reporter {
 
     fn formed(&self) {
         self.report(Report::Formed(v1::Formed {}));
+    }
+
+    fn burned_in(&self, report: BurnInReport) {
+        self.report(Report::BurnIn((&report).into()));
     }
 
     fn step_done(&self, step: Step, compute: Duration) {

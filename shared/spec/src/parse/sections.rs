@@ -412,6 +412,10 @@ fn fault_tolerance(top: &mut Section<'_, '_>) -> FaultTolerance {
         hang: hang_detection(&mut section),
         compare_replicas: section.get("compare_replicas", boolean).unwrap_or(default.compare_replicas),
         stragglers: section.get("stragglers", choice(&stragglers)).unwrap_or(default.stragglers),
+        burn_in_seconds: section.get(
+            "burn_in_seconds",
+            number("must be seconds from 0 (never) to 60; 5 is enough for most faults", |t| (0.0..=60.0).contains(&t)),
+        ),
     };
     section.finish(&[]);
     fault_tolerance

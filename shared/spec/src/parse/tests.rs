@@ -57,6 +57,7 @@ fault_tolerance:
     save_seconds: 1800
   compare_replicas: true
   stragglers: observe
+  burn_in_seconds: 5
 dist_env: {timeout_minutes: 30}
 on_commit: evaluate "$TRAINCTL_CHECKPOINT"
 on_end: "mail -s ended me@example.org"

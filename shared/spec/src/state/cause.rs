@@ -104,6 +104,15 @@ pub enum Cause {
         /// A majority agrees; otherwise any of the suspects may be the one.
         named: bool,
     },
+    /// Devices computed or summed wrongly in the burn-in, before the ranks loaded.
+    BurnIn {
+        /// Who did; where nothing says who, everybody that may have.
+        suspects: Vec<Suspect>,
+        /// The suspects did it, and their workers are quarantined; otherwise any of them may be the one.
+        named: bool,
+        /// What was wrong, with figures.
+        message: String,
+    },
     /// A rank holds the others up and is moved to a spare worker (`fault_tolerance.stragglers: evict`).
     Straggler {
         /// Who.
@@ -157,7 +166,7 @@ pub enum WhyLost {
 }
 
 impl Cause {
-    /// J5: from outside, hence never deterministic, but for replicas that differ once more at the same step.
+    /// J5: from outside, hence never deterministic, but for replicas or burn-ins that differ once more at the same step.
     #[must_use]
     pub fn is_external(&self) -> bool {
         match self {
@@ -168,6 +177,7 @@ impl Cause {
             | Self::Preempted
             | Self::TimeLimit
             | Self::Corrupt { .. }
+            | Self::BurnIn { .. }
             | Self::Straggler { .. }
             | Self::Superseded { .. } => true,
             Self::Hung { .. }
@@ -191,6 +201,7 @@ impl Cause {
                 | Self::Preempted
                 | Self::TimeLimit
                 | Self::Straggler { .. }
+                | Self::BurnIn { named: true, .. }
                 | Self::Superseded { .. }
                 | Self::WorkerLost { why: WhyLost::TakenOut, .. }
         );
@@ -215,6 +226,7 @@ impl Cause {
             Self::Storage { message } => Some(plain("storage", message)),
             Self::Unknown { message } => Some(plain("unknown", message)),
             Self::Corrupt { .. } => Some(Fingerprint("replicas differ".to_owned())),
+            Self::BurnIn { named: false, .. } => Some(Fingerprint("burn-ins differ".to_owned())),
             _ => None,
         }
     }
@@ -235,10 +247,12 @@ impl Cause {
             Self::Rank { failure } => Some(failure.rank),
             Self::WorkerLost { rank, .. } | Self::Hung { rank, .. } => *rank,
             Self::Straggler { suspect, .. } => Some(suspect.rank),
-            Self::Corrupt { suspects, named: true, .. } => match &suspects[..] {
-                [suspect] => Some(suspect.rank),
-                _ => None,
-            },
+            Self::Corrupt { suspects, named: true, .. } | Self::BurnIn { suspects, named: true, .. } => {
+                match &suspects[..] {
+                    [suspect] => Some(suspect.rank),
+                    _ => None,
+                }
+            }
             _ => None,
         }
     }
@@ -269,6 +283,15 @@ impl Cause {
                 "test memory and devices of what is named before it is used again (memtester; on GPUs nvidia-smi -q -d ECC and \
                  dcgmi diag -r 3). If replicas differ at the same step again, compare the hosts' processors and libraries: \
                  replicas are equal only where these are; fault_tolerance.compare_replicas: false does without"
+            }
+            Self::BurnIn { named: true, .. } => {
+                "test memory and device of the quarantined worker (memtester; on GPUs nvidia-smi -q -d ECC and dcgmi diag -r 3), \
+                 repair it, then `trainctl workers release`"
+            }
+            Self::BurnIn { .. } => {
+                "test memory, devices and network of what is named (memtester; on GPUs nvidia-smi -q -d ECC and dcgmi diag -r 3). \
+                 If the results differ each time, compare the hosts' processors and libraries: products are equal only where these \
+                 are; fault_tolerance.burn_in_seconds: 0 does without"
             }
             Self::Straggler { .. } => {
                 "look at its host: clocks and temperature (nvidia-smi -q -d PERFORMANCE), other processes, a slow file system"
@@ -364,6 +387,12 @@ impl fmt::Display for Cause {
                         "the {replicas} replicas differ after step {step} and {why}: silent corruption at one of {who}"
                     )
                 }
+            }
+            Self::BurnIn { suspects, named: true, message } => {
+                write!(f, "{} failed the burn-in: {message}", listed(suspects))
+            }
+            Self::BurnIn { suspects, named: false, message } => {
+                write!(f, "the burn-in failed at one of {} and nothing says at which: {message}", listed(suspects))
             }
             Self::Straggler { suspect, slower } => {
                 write!(f, "{suspect} takes {slower:.2} times as long for a step as the others: it is moved to a spare")

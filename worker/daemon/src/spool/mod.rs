@@ -335,6 +335,7 @@ pub fn is_spooled(report: &RankReport) -> bool {
                 | Report::Shards(_)
                 | Report::SaveFailed(_)
                 | Report::SaveSkipped(_)
+                | Report::BurnIn(_)
                 | Report::Finished(_)
                 | Report::Exited(_)
         )

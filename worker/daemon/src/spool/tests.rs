@@ -238,6 +238,10 @@ fn what_ends_or_commits_is_synced_and_rows_are_not() {
     assert!(must_sync(&of(Report::Exited(TrainerExit::default()))));
     assert!(!is_spooled(&of(Report::Formed(trainctl_proto::v1::Formed {}))));
     assert!(!must_sync(&row(0)) && is_spooled(&row(0)));
+    assert!(
+        is_spooled(&of(Report::BurnIn(trainctl_proto::v1::BurnIn::default()))),
+        "a device that is wrong is not forgotten"
+    );
     assert!(is_spooled(&of(Report::SaveFailed(SaveFailed::default()))));
     assert!(is_spooled(&of(Report::SaveSkipped(SaveSkipped::default()))));
 }

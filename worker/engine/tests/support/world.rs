@@ -15,7 +15,7 @@ use trainctl_collective::{KeyValue, KvError, KvErrorKind, MemoryStore};
 use trainctl_engine::checkpoint::VERIFY_ENV;
 use trainctl_engine::{Error, FailedSave, Finished, Link, Requests, TrainJob, train};
 use trainctl_spec::report::{
-    FinishCause, Phase, SaveKind, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow,
+    BurnInReport, FinishCause, Phase, SaveKind, ShardFile, ShardReport, TensorDigest, TrainRow, ValidationRow,
 };
 use trainctl_spec::start::{DataPhase, Keep, StartFrom};
 use trainctl_spec::{Generation, JobSpec, Rank, Step};
@@ -50,6 +50,9 @@ pub struct Case {
     pub faulty: Option<u32>,
     /// Where `start_from` is, if not where the run's own checkpoints are.
     pub start_store: String,
+    /// Milliseconds of burn-in, and for each host its ranks; empty = one host.
+    pub burn_in_ms: u64,
+    pub hosts: Vec<Vec<u32>>,
     pub store: Option<SocketAddr>,
     pub out: Option<PathBuf>,
 }
@@ -71,6 +74,7 @@ pub struct Told {
     pub phases: Vec<(Phase, u64)>,
     pub steps: Vec<u64>,
     pub formed: u32,
+    pub burn_ins: Vec<BurnIn>,
     pub failed_saves: Vec<String>,
     pub skipped_saves: Vec<String>,
     /// Steps of the saves that the worker was asked to withdraw.
@@ -92,6 +96,19 @@ pub struct Report {
     pub corpora: BTreeMap<String, u64>,
     /// Held and written.
     pub replica: Option<(u128, Option<u128>)>,
+}
+
+/// A report of a burn-in that serde can carry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BurnIn {
+    pub digest: u128,
+    pub rounds: u64,
+    pub wrong_rounds: u64,
+    pub gigaflops: f64,
+    /// Wrong elements of the host's sum and of the world's, where there is one.
+    pub wrong_sums: [Option<u64>; 2],
+    pub device: String,
+    pub work: String,
 }
 
 impl Report {
@@ -127,6 +144,8 @@ impl Case {
             fault: String::new(),
             faulty: None,
             start_store: String::new(),
+            burn_in_ms: 0,
+            hosts: Vec::new(),
             store: None,
             out: None,
         }
@@ -195,7 +214,10 @@ pub fn rank_process() {
 }
 
 fn train(case: &Case, rank: u32, link: Arc<dyn Link>) -> Result<Finished, Error> {
+    let all: Vec<u32> = (0..case.world_size).collect();
     let job = TrainJob {
+        burn_in: Duration::from_millis(case.burn_in_ms),
+        node_ranks: case.hosts.iter().find(|ranks| ranks.contains(&rank)).unwrap_or(&all).clone(),
         pulse: Default::default(),
         spec: case.spec.clone(),
         rank: Rank(rank),
@@ -237,6 +259,20 @@ impl Link for Recorder {
 
     fn formed(&self) {
         self.told.lock().unwrap().formed += 1;
+    }
+
+    fn burned_in(&self, report: BurnInReport) {
+        let mut told = self.told.lock().unwrap();
+        assert_eq!(told.formed, 0, "the store may be sealed once it is formed");
+        told.burn_ins.push(BurnIn {
+            digest: report.digest,
+            rounds: report.rounds,
+            wrong_rounds: report.wrong_rounds,
+            gigaflops: report.gigaflops,
+            wrong_sums: [report.node_sum, report.world_sum].map(|sum| sum.map(|sum| sum.wrong_elements)),
+            device: report.device,
+            work: report.work,
+        });
     }
 
     fn step_done(&self, step: Step, compute: Duration) {
