@@ -52,9 +52,15 @@ fn assert_told(scratch: &Scratch, run: &Run, job: &Job, rank: u64, stands_in: &s
     // Every rank's stacks are kept beside its log.
     let stacks = run.events_of("stacks");
     assert_eq!(stacks.iter().filter(|row| row["generation"] == hang["generation"]).count(), 2, "{stacks:?}");
+    assert!(stacks.iter().any(|row| row["collectives_path"].is_string()), "no rank told its collectives: {stacks:?}");
     for row in &stacks {
         let text = std::fs::read_to_string(run.dir().join(row["path"].as_str().unwrap())).unwrap();
         assert!(text.contains("thread "), "{text}");
+        if let Some(path) = row["collectives_path"].as_str() {
+            let record = std::fs::read_to_string(run.dir().join(path)).unwrap();
+            let record: Value = serde_json::from_str(&record).unwrap();
+            assert!(record["entries"].as_array().is_some_and(|entries| !entries.is_empty()), "{record}");
+        }
     }
 }
 

@@ -98,7 +98,10 @@ impl Core {
             serde_json::json!({"thread": thread.name, "state": thread.state, "frames": frames})
         };
         let threads: Vec<serde_json::Value> = stacks.threads.iter().map(shown).collect();
-        let entry = Entry::new("stacks").rank(number).with("path", stacks.path.clone().into());
+        let mut entry = Entry::new("stacks").rank(number).with("path", stacks.path.clone().into());
+        if !stacks.flight_record_path.is_empty() {
+            entry = entry.with("collectives_path", stacks.flight_record_path.clone().into());
+        }
         self.event_row(id, entry.with("threads", threads.into()), at, out);
         self.judge_progress(id, at, out);
     }

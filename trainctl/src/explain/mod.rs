@@ -46,7 +46,7 @@ pub(crate) struct Lost {
     pub(crate) log: Vec<String>,
     /// At a hang: where the rank to blame stood, innermost first, else what was said of its threads.
     pub(crate) stack: Vec<String>,
-    /// At a hang: the files with the stacks of all ranks, relative to the run directory.
+    /// At a hang: the files with the stacks and the last collectives of all ranks, relative to the run directory.
     pub(crate) stacks: Vec<String>,
     /// How the other ranks ended.
     pub(crate) followed: Vec<Followed>,
@@ -121,6 +121,10 @@ fn stacks<'a>(before: &'a [&'a Value], event: &'a Value) -> impl Iterator<Item =
 }
 
 /// Where the rank stood; without one, where the first rank did.
+fn files(row: &Value) -> impl Iterator<Item = String> {
+    ["path", "collectives_path"].into_iter().filter_map(|key| Some(row[key].as_str()?.to_owned()))
+}
+
 fn stack(before: &[&Value], event: &Value, rank: Option<u64>) -> Vec<String> {
     let row = stacks(before, event).find(|row| rank.is_none() || row["rank"].as_u64() == rank);
     let Some(thread) = row.and_then(|row| row["threads"].get(0)) else { return Vec::new() };
@@ -153,7 +157,7 @@ fn lost(before: &[&Value], event: &Value, then: String) -> Lost {
         step: event["step"].as_u64().or_else(|| blamed.and_then(|exit| exit["step"].as_u64())),
         log: lines[lines.len().saturating_sub(EXCERPT)..].iter().map(|line| (*line).to_owned()).collect(),
         stack: stack(before, event, rank),
-        stacks: stacks(before, event).filter_map(|row| Some(row["path"].as_str()?.to_owned())).collect(),
+        stacks: stacks(before, event).flat_map(files).collect(),
         followed: others.into_iter().filter_map(followed).collect(),
         then,
         action: first.map(Cause::remedy).unwrap_or_default().to_owned(),

@@ -35,7 +35,7 @@ fn block(lost: &Lost) -> Vec<String> {
     ];
     facts.extend(listed("its log ends", lost.log.iter().cloned()));
     facts.extend(listed("it stood in", lost.stack.iter().cloned()));
-    facts.extend(listed("all stacks", lost.stacks.iter().cloned()));
+    facts.extend(listed("all stacks and collectives", lost.stacks.iter().cloned()));
     let ends = lost.followed.iter().map(|end| format!("rank {} {}", end.rank, end.class));
     facts.extend(listed("what followed", ends));
     facts.extend([("then", lost.then.clone()), ("to do", lost.action.clone())]);

@@ -5,6 +5,7 @@
 #include "error.h"
 #include "store.h"
 
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <condition_variable>
@@ -280,5 +281,13 @@ int32_t tc_work_done(tc_work* work) {
 }
 
 void tc_work_free(tc_work* work) { delete work; }
+
+// What c10d has noted of the last collectives of this process's groups on CPUs, as JSON; freed with tc_string_free.
+int32_t tc_flight_record(char** record, char** message) {
+  return guard(message, [&] {
+    *record = strdup(c10d::dump_fr_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false).c_str());
+    return TC_OK;
+  });
+}
 
 }  // extern "C"

@@ -24,4 +24,12 @@ __attribute__((visibility("default"))) int32_t tc_nccl_backend(
   });
 }
 
+// As tc_flight_record, of NCCL's groups.
+__attribute__((visibility("default"))) int32_t tc_nccl_flight_record(char** record, char** message) {
+  return guard(message, [&] {
+    *record = strdup(c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false).c_str());
+    return TC_OK;
+  });
+}
+
 }  // extern "C"

@@ -30,6 +30,15 @@ pub fn exit_at_once(code: i32) -> ! {
     ffi::exit_at_once(code)
 }
 
+/// What c10d's flight recorder has noted of this process's last collectives (`TORCH_FR_BUFFER_SIZE` of them; 0 = none), as JSON:
+/// of NCCL's where its plug-in is open (compiled and not yet run on a GPU), else of Gloo's. Any thread may ask at any time.
+///
+/// # Errors
+/// What c10d throws.
+pub fn flight_record() -> Result<String, Error> {
+    ffi::flight_record()
+}
+
 pub use bytes::{bytes, bytes_mut, copy_from_bytes, copy_streaming};
 pub use error::Error;
 pub use group::{GroupOptions, ProcessGroup, ReduceOp, Work};

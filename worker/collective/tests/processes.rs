@@ -288,6 +288,16 @@ fn a_panicking_store_is_an_error() {
 }
 
 #[test]
+fn the_flight_recorder_has_noted_the_last_collectives() {
+    let options = GroupOptions { rank: 0, world_size: 1, address: "127.0.0.1".parse().unwrap(), timeout: PATIENCE };
+    let group = ProcessGroup::gloo(Arc::new(trainctl_collective::MemoryStore::new()), &options).unwrap();
+    let vector = Tensor::ones([3, 5], (Kind::Float, tch::Device::Cpu));
+    group.all_reduce(&vector, ReduceOp::Sum).unwrap().wait().unwrap();
+    let record = trainctl_collective::flight_record().unwrap();
+    assert!(record.contains("all_reduce") && record.contains("[3,5]"), "{record}");
+}
+
+#[test]
 fn a_rank_outside_the_world_is_refused() {
     let options = GroupOptions { rank: 2, world_size: 2, address: "127.0.0.1".parse().unwrap(), timeout: PATIENCE };
     let made = ProcessGroup::gloo(Arc::new(trainctl_collective::MemoryStore::new()), &options);

@@ -25,6 +25,8 @@ const LINK_FD: &str = "TRAINCTL_LINK_FD";
 
 /// How often it is written that the process runs.
 const BEAT: Duration = Duration::from_secs(1);
+/// Longest flight record that is told.
+const MAX_RECORD: usize = MAX_MESSAGE_BYTES / 2;
 /// How long a thread may take to say where it is.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -132,9 +134,11 @@ fn report(report: Report) -> RankReport {
     RankReport { fence: None, rank: 0, report: Some(report) }
 }
 
-/// Writes down what every thread does and tells the worker.
+/// Writes down what every thread does, and what the last collectives were, and tells the worker.
 async fn report_stacks(mut client: TrainerLinkClient<Channel>) {
-    let taken = tokio::task::spawn_blocking(|| trainctl_collective::thread_stacks(ANSWER)).await;
+    let record = tokio::time::timeout(ANSWER, tokio::task::spawn_blocking(trainctl_collective::flight_record));
+    let taken = tokio::task::spawn_blocking(|| trainctl_collective::thread_stacks(ANSWER));
+    let (record, taken) = tokio::join!(record, taken);
     let taken = taken.map_err(io::Error::other).flatten();
     let threads = taken.unwrap_or_else(|error| {
         tracing::error!(%error, "the threads cannot be asked where they are");
@@ -146,7 +150,20 @@ async fn report_stacks(mut client: TrainerLinkClient<Channel>) {
         addresses: thread.addresses,
         ..v1::ThreadStack::default()
     });
-    let stacks = v1::Stacks { threads: threads.collect(), path: String::new() };
+    let flight_record = match record {
+        Ok(Ok(Ok(record))) if record.len() <= MAX_RECORD => record,
+        Ok(Ok(Ok(record))) => {
+            tracing::warn!(bytes = record.len(), "c10d's flight record is too long: lower TORCH_FR_BUFFER_SIZE");
+            String::new()
+        }
+        Ok(Ok(Err(error))) => {
+            tracing::warn!(%error, "no flight record");
+            String::new()
+        }
+        // It hangs or has panicked: the stacks say where.
+        Ok(Err(_)) | Err(_) => String::new(),
+    };
+    let stacks = v1::Stacks { threads: threads.collect(), flight_record, ..v1::Stacks::default() };
     if let Err(status) = client.report(report(Report::Stacks(stacks))).await {
         tracing::warn!(%status, "the worker does not take the stacks");
     }

@@ -37,7 +37,11 @@ impl World {
 
     fn stacks(&mut self, session: SessionId, rank: u32) {
         let thread = v1::ThreadStack { name: "main".to_owned(), frames: vec!["read".to_owned()], ..Default::default() };
-        let stacks = v1::Stacks { threads: vec![thread], path: format!("logs/g0002/rank-0000{rank}.stacks") };
+        let stacks = v1::Stacks {
+            threads: vec![thread],
+            path: format!("logs/g0002/rank-0000{rank}.stacks"),
+            ..v1::Stacks::default()
+        };
         self.report(session, rank, Report::Stacks(stacks));
     }
 

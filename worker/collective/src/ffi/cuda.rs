@@ -12,6 +12,17 @@ use crate::error::Error;
 pub(super) type MakeBackend =
     unsafe extern "C" fn(*mut c_void, i32, i32, i32, i64, *mut *mut c_void, *mut *mut c_char) -> i32;
 
+/// `tc_nccl_flight_record` of csrc/nccl_plugin.cpp: (record, message) → code.
+pub(super) type Record = unsafe extern "C" fn(*mut *mut c_char, *mut *mut c_char) -> i32;
+
+/// The plug-in's, once it is open.
+static RECORD: OnceLock<Record> = OnceLock::new();
+
+/// NCCL's flight recorder, if the plug-in was opened.
+pub(super) fn record() -> Option<Record> {
+    RECORD.get().copied()
+}
+
 const LIBTORCH_CUDA: &str = "libtorch_cuda.so";
 
 /// Opens a shared object for the rest of the process.
@@ -43,13 +54,17 @@ pub(super) fn open_plugin(path: &Path) -> Result<MakeBackend, Error> {
     open_cuda()?;
     let operation = "open the NCCL plug-in";
     let library = open(operation, path, "build it with worker/collective/nccl/build.sh")?;
-    // SAFETY: the symbol has the type that csrc/nccl_plugin.cpp gives it.
-    let symbol = unsafe { library.get::<MakeBackend>(b"tc_nccl_backend\0") }.map_err(|error| Error::Library {
+    let failed = |error: libloading::Error| Error::Library {
         operation,
         library: path.display().to_string(),
         message: format!("{error}; build it anew with worker/collective/nccl/build.sh"),
-    })?;
-    let make = *symbol;
+    };
+    // SAFETY: the symbols have the types that csrc/nccl_plugin.cpp gives them.
+    let (make, record) = unsafe {
+        let make = library.get::<MakeBackend>(b"tc_nccl_backend\0").map_err(failed)?;
+        (*make, *library.get::<Record>(b"tc_nccl_flight_record\0").map_err(failed)?)
+    };
+    RECORD.get_or_init(|| record);
     // The function and the backends that it makes live in the plug-in.
     std::mem::forget(library);
     Ok(make)

@@ -72,6 +72,8 @@ fn fork(order: Order) -> Spawned {
         .stdin(Stdio::from(OwnedFd::from(order.stdin)))
         .stdout(Stdio::from(order.log))
         .stderr(Stdio::from(errors))
+        // Enough of them for a hang, and not so many that telling them takes long; a user's own number goes first.
+        .env("TORCH_FR_BUFFER_SIZE", std::env::var_os("TORCH_FR_BUFFER_SIZE").unwrap_or_else(|| "256".into()))
         .env(MARKER, &order.incarnation)
         .env(LINK_FD, "0")
         .env(proc::PARENT_VARIABLE, std::process::id().to_string())

@@ -9,8 +9,16 @@ use trainctl_proto::v1::ThreadStack;
 
 /// Writes `rank-00003.stacks` beside `rank-00003.log`; an older one of the same generation is replaced.
 pub(super) fn write(log: &Path, threads: &[ThreadStack]) -> io::Result<PathBuf> {
-    let path = log.with_extension("stacks");
     let text = text(threads).map_err(io::Error::other)?;
+    put(log.with_extension("stacks"), &text)
+}
+
+/// Writes `rank-00003.collectives.json`, as [`write`].
+pub(super) fn write_record(log: &Path, record: &str) -> io::Result<PathBuf> {
+    put(log.with_extension("collectives.json"), record)
+}
+
+fn put(path: PathBuf, text: &str) -> io::Result<PathBuf> {
     fs::write(&path, text).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
     Ok(path)
 }

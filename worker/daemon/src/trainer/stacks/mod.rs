@@ -2,7 +2,8 @@
 //!
 //! The trainer asks its own threads (a signal handler writes raw return addresses, see `trainctl-collective`); this daemon
 //! gives them names. A thread that does not answer, and every thread of a process that is frozen, is shown by what `/proc`
-//! says of it, and its stack is walked from outside ([`walk`]). The stacks of all threads go into a file beside the rank's log; the coordinator is told the path and the threads
+//! says of it, and its stack is walked from outside ([`walk`]). The stacks of all threads go into a file beside the rank's log, what
+//! c10d has noted of the last collectives into another; the coordinator is told the path and the threads
 //! that matter. Nothing here changes the trainer, and it comes before anything is killed.
 
 mod file;
@@ -10,13 +11,12 @@ mod symbols;
 mod threads;
 mod walk;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use trainctl_proto::v1::{
-    DumpStacksRequest, Stacks, ThreadStack, TrainerControl, rank_report::Report, trainer_control::Request,
-};
+use trainctl_proto::v1::{DumpStacksRequest, Stacks, TrainerControl, rank_report::Report, trainer_control::Request};
 
 use self::walk::Walker;
 use super::link::Line;
@@ -42,10 +42,10 @@ pub(super) async fn dump(subject: Subject) -> Report {
     let fence = subject.line.assignment().fence.clone();
     subject.line.control(TrainerControl { fence, request: Some(Request::DumpStacks(DumpStacksRequest {})) });
     let answered = match tokio::time::timeout(ANSWER, answer).await {
-        Ok(Ok(stacks)) => stacks.threads,
+        Ok(Ok(stacks)) => stacks,
         Ok(Err(_)) | Err(_) => {
             tracing::warn!(pid = subject.pid, "the trainer does not say what its threads do: /proc is read instead");
-            Vec::new()
+            Stacks::default()
         }
     };
     let named = tokio::task::spawn_blocking(move || complete(&subject, answered)).await;
@@ -55,8 +55,8 @@ pub(super) async fn dump(subject: Subject) -> Report {
     }))
 }
 
-fn complete(subject: &Subject, answered: Vec<ThreadStack>) -> Stacks {
-    let mut threads = if answered.is_empty() { threads::all(subject.pid) } else { answered };
+fn complete(subject: &Subject, answered: Stacks) -> Stacks {
+    let mut threads = if answered.threads.is_empty() { threads::all(subject.pid) } else { answered.threads };
     let mut walker = None;
     for thread in threads.iter_mut().filter(|thread| thread.addresses.is_empty()) {
         let seen = threads::look(subject.pid, thread.tid);
@@ -71,20 +71,23 @@ fn complete(subject: &Subject, answered: Vec<ThreadStack>) -> Stacks {
     symbols::name(subject.pid, &mut threads);
     // The main thread runs the engine; what did not answer is next in interest.
     threads.sort_by_key(|thread| (thread.tid != subject.pid, thread.state.is_empty(), thread.tid));
-    let path = match file::write(&subject.log, &threads) {
+    let kept = |written: io::Result<PathBuf>| match written {
         Ok(path) => relative(&path, &subject.run_dir),
         Err(error) => {
             tracing::error!(%error, "the stacks could not be written");
             String::new()
         }
     };
+    let path = kept(file::write(&subject.log, &threads));
+    let record = Some(answered.flight_record).filter(|record| !record.is_empty());
+    let record = record.map(|record| kept(file::write_record(&subject.log, &record)));
     tracing::warn!(pid = subject.pid, threads = threads.len(), path, "stacks of the trainer's threads");
     threads.truncate(REPORTED);
     for thread in &mut threads {
         thread.frames.truncate(REPORTED_FRAMES);
         thread.addresses.clear();
     }
-    Stacks { threads, path }
+    Stacks { threads, path, flight_record: String::new(), flight_record_path: record.unwrap_or_default() }
 }
 
 fn relative(path: &Path, run_dir: &Path) -> String {
