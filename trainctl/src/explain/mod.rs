@@ -120,11 +120,12 @@ fn stacks<'a>(before: &'a [&'a Value], event: &'a Value) -> impl Iterator<Item =
     before.iter().filter(of_this).copied()
 }
 
-/// Where the rank stood; without one, where the first rank did.
+/// What was kept of a rank.
 fn files(row: &Value) -> impl Iterator<Item = String> {
     ["path", "collectives_path"].into_iter().filter_map(|key| Some(row[key].as_str()?.to_owned()))
 }
 
+/// Where the rank stood; without one, where the first rank did.
 fn stack(before: &[&Value], event: &Value, rank: Option<u64>) -> Vec<String> {
     let row = stacks(before, event).find(|row| rank.is_none() || row["rank"].as_u64() == rank);
     let Some(thread) = row.and_then(|row| row["threads"].get(0)) else { return Vec::new() };
