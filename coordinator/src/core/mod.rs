@@ -9,10 +9,13 @@
 
 mod burn_in;
 mod changes;
+mod event;
 mod followers;
 mod forming;
 mod hang;
+mod job;
 mod live;
+mod policy;
 mod probes;
 mod quarantine;
 mod ranks;
@@ -29,293 +32,24 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 use trainctl_proto::v1;
-use trainctl_spec::report::{SaveKind, TrainRow, ValidationRow};
 use trainctl_spec::state::{Cause, JobEvent, JobPhase, StopReason};
 use trainctl_spec::{Generation, JobId, JobSpec, Term};
-use trainctl_store::layout::CheckpointName;
 
-use crate::decide::{health, liveness};
 use crate::events::{self, Entry};
-use crate::exports::ExportResult;
-use crate::hooks::{HookRequest, HookResult};
-use crate::record::{End, JobRecord, WorkerRecord};
+use crate::hooks::HookRequest;
+use crate::record::{JobRecord, WorkerRecord};
 use crate::run_io::{AckToken, IoRequest, IoResult};
 
+pub use self::event::{Effect, Event, StoreChange};
 pub use self::followers::Followers;
+pub use self::job::{Job, Rows};
 pub use self::live::{Live, RankLive};
+pub use self::policy::Policy;
 pub use self::probes::Probing;
 pub use self::workers::Worker;
 
 /// Number of one stream between a worker and this coordinator.
 pub type SessionId = u64;
-
-/// What happens to a coordinator.
-#[derive(Debug)]
-pub enum Event {
-    /// A job was admitted and its run directory is ours.
-    Admitted {
-        /// The new job.
-        record: Box<JobRecord>,
-        /// Its resolved spec.
-        spec: Box<JobSpec>,
-    },
-    /// A person stops a job.
-    Cancel {
-        /// Job.
-        job: JobId,
-        /// Save first.
-        save: bool,
-    },
-    /// A person takes a worker out of service.
-    Quarantine {
-        /// The worker.
-        worker: String,
-        /// For people.
-        reason: String,
-        /// Give up the rank that it carries too.
-        now: bool,
-    },
-    /// A person lets a worker take ranks again.
-    Release {
-        /// The worker.
-        worker: String,
-    },
-    /// A worker's stream opened.
-    Hello {
-        /// The stream.
-        session: SessionId,
-        /// What the worker said of itself.
-        hello: Box<v1::Hello>,
-    },
-    /// Any later message of a stream.
-    Message {
-        /// The stream.
-        session: SessionId,
-        /// The message.
-        message: Box<v1::WorkerMessage>,
-    },
-    /// A stream ended.
-    Gone {
-        /// The stream.
-        session: SessionId,
-    },
-    /// The run directory's task did something.
-    Io {
-        /// Job.
-        job: JobId,
-        /// What came of it.
-        result: Box<IoResult>,
-    },
-    /// One of a person's commands is over.
-    Hook {
-        /// Job.
-        job: JobId,
-        /// What came of it.
-        result: HookResult,
-    },
-    /// An export is over.
-    Exported {
-        /// Job.
-        job: JobId,
-        /// What came of it.
-        result: ExportResult,
-    },
-    /// Time passed.
-    Tick,
-}
-
-/// What the owner task must do, in order.
-#[derive(Debug)]
-pub enum Effect {
-    /// Write the record durably before anything that follows.
-    Journal(Box<JobRecord>),
-    /// The same of a worker.
-    JournalWorker(Box<WorkerRecord>),
-    /// Send to a worker.
-    Send {
-        /// The stream.
-        session: SessionId,
-        /// The message.
-        message: Box<v1::coordinator_message::Body>,
-    },
-    /// End a stream.
-    Close {
-        /// The stream.
-        session: SessionId,
-    },
-    /// Hand to the run directory's task.
-    Io {
-        /// Job.
-        job: JobId,
-        /// The request.
-        request: Box<IoRequest>,
-    },
-    /// Hand to the task that runs the job's commands.
-    Hook {
-        /// Job.
-        job: JobId,
-        /// The request.
-        request: HookRequest,
-    },
-    /// Write a Hugging Face directory into a checkpoint.
-    Export {
-        /// Job.
-        job: JobId,
-        /// The checkpoint.
-        checkpoint: CheckpointName,
-    },
-    /// Open, seal or end a rendezvous store.
-    Rendezvous {
-        /// Job.
-        job: JobId,
-        /// Generation.
-        generation: Generation,
-        /// What to do.
-        change: StoreChange,
-    },
-    /// Show the job's state to those who watch it.
-    Publish(Box<v1::Job>),
-    /// The job is over: release its run directory, and stop what it still exports.
-    Release(JobId),
-    /// The run directory is released: nothing more is asked of its task.
-    Leave(JobId),
-}
-
-/// What becomes of a rendezvous store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreChange {
-    /// A generation begins to form.
-    Open,
-    /// Every rank is formed.
-    Seal,
-    /// The generation is over.
-    Close(String),
-}
-
-/// Times that the core goes by.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// Leases and ticks.
-    pub liveness: liveness::Policy,
-    /// Pause before a failed commit is tried again.
-    pub commit_retry: Duration,
-    /// Pause before a run directory that could not be made ready is tried again.
-    pub prepare_retry: Duration,
-    /// What makes a worker unfit.
-    pub health: health::Limits,
-}
-
-impl Policy {
-    /// Names a lease in milliseconds, for tests that cannot wait for the usual one.
-    pub const LEASE_VARIABLE: &'static str = "TRAINCTL_LEASE_MS";
-
-    /// The usual times, or with a worker's lease of `lease_ms`, a take-over's grace to match, and no long pauses.
-    ///
-    /// # Errors
-    /// What is wrong with the text.
-    pub fn with_lease(lease_ms: Option<&str>) -> Result<Self, String> {
-        let usual = Self::default();
-        let Some(text) = lease_ms else { return Ok(usual) };
-        let bad = || format!("{}={text}: must be a number of milliseconds from 1000 on", Self::LEASE_VARIABLE);
-        let lease = Duration::from_millis(text.parse().ok().filter(|ms| *ms >= 1000).ok_or_else(bad)?);
-        let liveness = liveness::Policy { lease, grace: 2 * lease, ..usual.liveness };
-        Ok(Self { liveness, commit_retry: lease, prepare_retry: lease, ..usual })
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            liveness: liveness::Policy {
-                lease: Duration::from_secs(5),
-                grace: Duration::from_secs(30),
-                tick: Duration::from_millis(500),
-                alone: Duration::from_secs(60),
-            },
-            commit_retry: Duration::from_secs(2),
-            prepare_retry: Duration::from_secs(5),
-            health: health::Limits::default(),
-        }
-    }
-}
-
-/// One job.
-#[derive(Debug)]
-pub struct Job {
-    /// What is wanted, as journaled.
-    pub record: JobRecord,
-    /// The resolved spec.
-    pub spec: JobSpec,
-    /// What is seen of the current generation; absent before the first.
-    pub live: Option<Live>,
-    /// Not before this may the next generation form.
-    pub form_after: Duration,
-    /// A formation's run-directory work is under way.
-    pub preparing: bool,
-    /// What LATEST and LOWEST_VAL name; empty = nothing.
-    pub pointers: (String, String),
-    /// The run directory's task has said what the directory holds. Until then an adopted job does not end: its end needs the
-    /// newest checkpoint.
-    pub is_known: bool,
-    /// First and last training row and last validation row.
-    pub rows: Rows,
-    /// Why it waits, for people; empty when it does not.
-    pub waiting: String,
-    /// What is wrong with its saves of a kind, for people, until the next commit of that kind.
-    pub save_trouble: BTreeMap<SaveKind, String>,
-    /// The last commit and what it cost.
-    pub last_save: Option<v1::SaveSummary>,
-    /// Exports and commands under way.
-    pub followers: Followers,
-    /// Which workers have proved that they see its run directory and reach each other.
-    pub probing: Probing,
-}
-
-impl Job {
-    fn new(record: JobRecord, spec: JobSpec, live: Option<Live>, now: Duration) -> Self {
-        Self {
-            record,
-            spec,
-            live,
-            form_after: now,
-            preparing: false,
-            pointers: Default::default(),
-            is_known: false,
-            rows: Rows::default(),
-            waiting: String::new(),
-            save_trouble: BTreeMap::new(),
-            last_save: None,
-            followers: Followers::default(),
-            probing: Probing::default(),
-        }
-    }
-}
-
-impl Job {
-    /// What is shown of it after its end.
-    fn end(&self) -> End {
-        let Rows { first, last, validation } = self.rows.clone();
-        let validation = validation.map(|row| (row.name.clone(), row));
-        End { pointers: self.pointers.clone(), first, last, validation }
-    }
-
-    fn show(&mut self, end: End) {
-        self.pointers = end.pointers;
-        let validation = end.validation.map(|(name, row)| ValidationRow { name, ..row });
-        self.rows = Rows { first: end.first, last: end.last, validation };
-    }
-}
-
-/// Rows that a summary shows.
-#[derive(Clone, Debug, Default)]
-pub struct Rows {
-    /// First row of the run.
-    pub first: Option<TrainRow>,
-    /// Newest row.
-    pub last: Option<TrainRow>,
-    /// Newest validation row.
-    pub validation: Option<ValidationRow>,
-}
 
 /// The coordinator's state.
 #[derive(Debug)]
