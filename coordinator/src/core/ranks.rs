@@ -367,7 +367,7 @@ impl Core {
         let endings = endings(live);
         let reached = live.ranks.iter().filter_map(|rank| rank.step).max();
         let lost_end = live.lost_end();
-        let job_start = job.record.start.step;
+        let start = job.record.start.step;
         // Work that is done stays done, unless its last checkpoint will never exist.
         let is_done =
             lost_end.is_none() && !matches!(job.record.phase, JobPhase::Stopping { why: StopReason::Fail { .. }, .. });
@@ -388,8 +388,8 @@ impl Core {
                     // Whoever was stopped for it knows less.
                     Cause::Hung { .. } => (cause, reached),
                     Cause::Corrupt { step, .. } => (cause, Some(step)),
-                    // No step was done: it is the start's, so that a later commit counts as progress.
-                    Cause::BurnIn { .. } => (cause, Some(job_start)),
+                    // No step was done. Where the budget counts it, the start's tells whether the run has come further since.
+                    Cause::BurnIn { named, .. } => (cause, Some(start).filter(|_| !named)),
                     _ if by_ranks => decide_verdict(&endings),
                     _ => (cause, None),
                 };

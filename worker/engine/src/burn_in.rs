@@ -6,6 +6,9 @@
 //! whose sum is known. Nothing is judged here: a rank whose device is wrong reports that and goes on until it is stopped, since
 //! only the coordinator sees what the others say.
 //!
+//! That a healthy device repeats a product bit for bit is what cuBLAS promises of one GPU model, one stream and one version, and what
+//! MKL and oneDNN do at one number of threads, which all ranks of a job have in common.
+//!
 //! The matrices are integers of a formula, rounded at most once, so all devices start from the same bits; no generator and no
 //! global setting is touched (P4).
 
@@ -25,8 +28,10 @@ const SIZE_CPU: i64 = 1024;
 /// The same on a GPU, which smaller ones do not fill.
 const SIZE_CUDA: i64 = 8192;
 
-/// Elements of the vector that is summed: 32 MiB.
-const SUMMED: i64 = 8 << 20;
+/// Elements of the vector that is summed: 4 MiB.
+const SUMMED_CPU: i64 = 1 << 20;
+/// The same on a GPU: 128 MiB, with which links between them are busy for some milliseconds.
+const SUMMED_CUDA: i64 = 32 << 20;
 /// The vector's elements are at most this; with [`OFFSETS`], sums over 65,536 ranks (the most that a spec allows) stay below 2²⁴,
 /// hence exact in fp32 in whatever order they are made.
 const VALUES: i64 = 241;
@@ -159,8 +164,8 @@ fn check_sum(
     device: Device,
     all_reduce: impl FnOnce(&Tensor) -> Result<Duration, Error>,
 ) -> Result<SumCheck, Error> {
-    let index = Tensor::f_arange(SUMMED, (Kind::Int64, device))?;
-    let values = index.f_remainder(VALUES)?.f_to_kind(Kind::Float)?;
+    let elements = if device.is_cuda() { SUMMED_CUDA } else { SUMMED_CPU };
+    let values = Tensor::f_arange(elements, (Kind::Int64, device))?.f_remainder(VALUES)?.f_to_kind(Kind::Float)?;
     let vector = values.f_add_scalar(of.mine % OFFSETS)?;
     let took = all_reduce(&vector)?;
     let offsets: i64 = of.ranks.iter().map(|rank| rank % OFFSETS).sum();
@@ -243,7 +248,7 @@ mod tests {
         let of = Summed { mine: 20, ranks: vec![20, 21, 3] };
         let all_reduce = |vector: &Tensor, wrong: i64| {
             // The others' vectors by hand: 21 mod 13 and 3 mod 13.
-            let index = Tensor::arange(SUMMED, (Kind::Int64, Device::Cpu)).remainder(VALUES).to_kind(Kind::Float);
+            let index = Tensor::arange(SUMMED_CPU, (Kind::Int64, Device::Cpu)).remainder(VALUES).to_kind(Kind::Float);
             let mut vector = vector.shallow_clone();
             drop(vector.f_add_(&(index * 2.0 + 8.0 + 3.0)).unwrap());
             drop(vector.narrow(0, 5, wrong).f_add_scalar_(1.0).unwrap());

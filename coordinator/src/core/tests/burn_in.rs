@@ -152,6 +152,7 @@ fn p6_who_computes_wrongly_is_quarantined_until_a_person_has_looked_and_the_job_
     world.stop_both();
     let lost = &world.events("generation_lost")[0];
     assert_eq!((&lost["verdict"]["kind"], &lost["verdict"]["named"]), (&"burn_in".into(), &true.into()));
+    assert!(lost["step"].is_null(), "it has done none: {lost}");
     let record = &world.core.jobs[&job()].record;
     assert_eq!((record.budget.used, record.restarts), (0, 0));
     assert_eq!(world.core.status(&job()).unwrap().reason, "waiting for 1 more worker (1 of 2); quarantined: w1");
