@@ -56,6 +56,10 @@ impl Core {
                 worker.burned_in = Some(report);
             }
         }
+        if let Some(live) = self.jobs.get_mut(id).and_then(|job| job.live.as_mut()) {
+            live.burnt_in = true;
+        }
+        self.formed_if_all(id, at, out);
     }
 
     /// Who is named is quarantined until a person has looked; where nobody can be, others take the ranks if there are any.

@@ -43,6 +43,8 @@ pub struct Live {
     pub(super) corrupt_from: Option<u64>,
     /// How long its ranks burn in before they are formed; zero = not at all.
     pub(super) burn_in: Duration,
+    /// All of them have passed it.
+    pub(super) burnt_in: bool,
     /// Who has said what came of it, until all have.
     pub(super) burn_ins: BTreeMap<u32, BurnInReport>,
     /// The rank that moves to a spare after the next commit.
@@ -96,6 +98,11 @@ impl Live {
         Self { burn_in, ..Self::of(generation, ranks, false, false) }
     }
 
+    /// Nothing speaks against its devices: they had nothing to prove, or have.
+    pub(super) fn is_fit(&self) -> bool {
+        self.burn_in.is_zero() || self.burnt_in
+    }
+
     /// A generation that the journal says may live; one whose end was decided has no ranks any more.
     pub fn adopted(generation: Generation, record: &JobRecord, now: Duration) -> Self {
         let running = matches!(record.phase, JobPhase::Running { .. });
@@ -124,6 +131,7 @@ impl Live {
             gave_up,
             corrupt_from,
             burn_in: Duration::ZERO,
+            burnt_in: false,
             burn_ins: BTreeMap::new(),
             evicts,
         }

@@ -24,9 +24,12 @@ const CLOCK_FRESH: Duration = Duration::from_secs(60);
 impl Core {
     /// A worker of the journal.
     pub fn know(&mut self, record: WorkerRecord) {
-        if record.quarantine.is_some() {
-            self.quarantined.insert(record.id.clone(), record);
+        let Some(quarantine) = &record.quarantine else { return };
+        // Whoever lets it in again sees it checked again.
+        if quarantine.by == QuarantinedBy::BurnIn {
+            self.suspects.insert(record.id.clone());
         }
+        self.quarantined.insert(record.id.clone(), record);
     }
 
     /// A person takes a worker out of service; with `now` its rank is given up too. Asking twice is asking once (J7).

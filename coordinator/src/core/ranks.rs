@@ -184,11 +184,12 @@ impl Core {
         self.event_row(id, entry, at, out);
     }
 
-    /// Every rank is formed: the store is sealed and steps begin.
+    /// Every rank is formed, and its device has proved itself where it must: the store is sealed and steps begin. A successor adopts
+    /// what runs and does not judge it again.
     pub(super) fn formed_if_all(&mut self, id: &JobId, at: Moment, out: &mut Vec<Effect>) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         let JobPhase::Forming { generation } = job.record.phase else { return };
-        let ready = job.live.as_ref().is_some_and(|live| live.all(|rank| rank.formed));
+        let ready = job.live.as_ref().is_some_and(|live| live.is_fit() && live.all(|rank| rank.formed));
         if !ready {
             return;
         }

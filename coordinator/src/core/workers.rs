@@ -431,8 +431,9 @@ impl Core {
                 seen.avoid_until = at.now + AVOID;
                 seen.running.take_if(|running| *running == (id.clone(), generation, rank as u32));
             }
-            let error = if result.stale { "it has seen a newer term or generation" } else { &result.error };
-            self.rank_ended(&id, rank, How::NotStarted(error.to_owned()), at, out);
+            // It had the start already and has lost the trainer since, or obeys another term: no fault of the job's (J5).
+            let how = if result.stale { LOST } else { How::NotStarted(result.error.clone()) };
+            self.rank_ended(&id, rank, how, at, out);
         }
     }
 
@@ -451,6 +452,9 @@ impl Core {
         self.last_tick = at.now;
         for worker in self.workers.values_mut() {
             worker.heard_at = (worker.heard_at + late).min(at.now);
+        }
+        for at_ours in [&mut self.alone_at, &mut self.doubted_at].into_iter().flatten() {
+            *at_ours = (*at_ours + late).min(at.now);
         }
         for rank in self.jobs.values_mut().filter_map(|job| job.live.as_mut()).flat_map(|live| &mut live.ranks) {
             rank.since = (rank.since + late).min(at.now);

@@ -8,8 +8,8 @@
 //!
 //! **Who is to blame**, in the order of what the evidence is worth: who differs from itself; who differs from the majority of the
 //! devices of the same name (bits of different models are not comparable); the host whose own sum is wrong; the few that hold
-//! another sum than most. A sum over all ranks that is wrong for all of them blames nobody: one bad link or memory spoils
-//! everybody's result.
+//! another sum than most. What is wrong with all ranks blames nobody: one bad link or memory spoils everybody's sum, and one
+//! library everybody's products.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,7 +92,11 @@ pub fn decide_burn_in(reports: &BTreeMap<u32, BurnInReport>) -> Outcome {
     let (sums_of_few, sums_of_many) = if few { (world_sums, BTreeMap::new()) } else { (BTreeMap::new(), world_sums) };
     let evidence = [(named, true), (node_sums, true), (sums_of_few, true), (undecided, false), (sums_of_many, false)];
     let first = evidence.into_iter().find(|(suspects, _)| !suspects.is_empty());
-    first.map_or(Outcome::Fit, |(suspects, named)| Outcome::Wrong(Wrong { suspects, named }))
+    first.map_or(Outcome::Fit, |(suspects, named)| {
+        // What all of several do has one cause: a library, a driver, the fabric.
+        let named = named && (reports.len() == 1 || suspects.len() < reports.len());
+        Outcome::Wrong(Wrong { suspects, named })
+    })
 }
 
 /// The ranks of which `wrong` says something.
@@ -233,7 +237,8 @@ mod tests {
         let flickers = BurnInReport { wrong_rounds: 3, ..report(8) };
         let reason = "matmul: 3 of 412 products differed from the first; 95 gigaflop/s over 5.0 s on Xeon".to_owned();
         assert_eq!(judge(std::slice::from_ref(&flickers)), (vec![0], true, reason.clone()));
-        assert_eq!(judge(&[report(7), flickers]), (vec![1], true, reason));
+        assert_eq!(judge(&[report(7), flickers.clone()]), (vec![1], true, reason));
+        assert!(!judge(&[flickers.clone(), flickers]).1, "what all do is no device's fault");
     }
 
     #[test]

@@ -182,8 +182,8 @@ fn device_name(device: Device) -> String {
         let mut names: Vec<String> = texts.flatten().filter_map(|text| value(&text, "Model")).collect();
         names.sort_unstable();
         names.dedup();
-        // Of a host with GPUs of several models it is not known which one this is; equal hosts are compared all the same.
-        names.join(" or ")
+        // Of a host with GPUs of several models it is not known which one this is: not compared.
+        if let [name] = &mut names[..] { std::mem::take(name) } else { String::new() }
     } else {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         value(&text, "model name").unwrap_or_default()

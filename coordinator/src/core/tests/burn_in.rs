@@ -3,8 +3,9 @@
 use trainctl_spec::report::{BurnInReport, SumCheck};
 
 use super::*;
+use crate::record::{Quarantine, QuarantinedBy};
 
-fn report(digest: u128, wrong_rounds: u64) -> BurnInReport {
+pub(super) fn report(digest: u128, wrong_rounds: u64) -> BurnInReport {
     BurnInReport {
         digest,
         rounds: 412,
@@ -119,6 +120,29 @@ fn workers_burn_in_once_and_again_when_a_daemon_has_come_anew() {
     world.prepare(StartPoint::default());
     assert_eq!(world.asked_to_burn_in(), [500, 500], "all, since they sum together");
     assert_eq!(world.events("burned_in").len(), 1);
+}
+
+#[test]
+fn a_generation_is_not_formed_before_its_devices_are_judged() {
+    let mut world = World::forming_with("burn_in_seconds: 0.5");
+    for rank in 0..2 {
+        world.start(rank);
+        world.report(world.session_of(rank), rank, Report::Formed(v1::Formed {}));
+    }
+    world.burn_in(1, 0, &report(7, 0));
+    assert!(matches!(world.phase(), JobPhase::Forming { .. }), "{:?}", world.phase());
+    world.burn_in(2, 1, &report(7, 0));
+    assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());
+}
+
+#[test]
+fn a_successor_checks_whom_a_burn_in_had_named_when_a_person_lets_it_in_again() {
+    let mut world = World::new();
+    let quarantine =
+        Quarantine { by: QuarantinedBy::BurnIn, reason: String::new(), figures: String::new(), since_ms: 0 };
+    world.core.know(WorkerRecord { id: "w1".to_owned(), host: String::new(), quarantine: Some(quarantine) });
+    world.handle(Event::Release { worker: "w1".to_owned() });
+    assert_eq!(world.form().asked_to_burn_in(), [5_000, 5_000]);
 }
 
 #[test]

@@ -19,6 +19,8 @@ fn form_again(world: &mut World, step: u64) {
     world.prepare(StartPoint { checkpoint: format!("epoch_0_step_{step}"), step: step + 1, ..StartPoint::default() });
     for (session, rank) in [(1, 0), (2, 1)] {
         world.report(session, rank, Report::Started(v1::TrainerStarted { pid: 20 + rank, start_time: 1 }));
+        // The suspects are checked.
+        world.report(session, rank, Report::BurnIn((&super::burn_in::report(7, 0)).into()));
         world.report(session, rank, Report::Formed(v1::Formed {}));
     }
     assert!(matches!(world.phase(), JobPhase::Running { .. }), "{:?}", world.phase());

@@ -82,3 +82,24 @@ fn a_start_that_fails_under_a_successor_is_not_waited_for() {
     successor.handle(result(not_started));
     assert!(!waits(&successor), "{:?}", successor.phase());
 }
+
+#[test]
+fn j5_a_start_that_a_worker_had_before_it_restarted_is_a_lost_worker_and_no_fault_of_the_job() {
+    let mut world = World::forming();
+    let start = world.sent.iter().find_map(|(session, body)| match body {
+        Body::StartTrainer(start) if *session == 2 => Some(start.command_id.clone()),
+        _ => None,
+    });
+    let result = v1::CommandResult {
+        command_id: start.unwrap(),
+        error: "generation 2 is over on this worker".to_owned(),
+        stale: true,
+        ..v1::CommandResult::default()
+    };
+    let body = Some(v1::worker_message::Body::CommandResult(result));
+    world.handle(Event::Message { session: 2, message: Box::new(v1::WorkerMessage { seq: 0, age_ms: 0, body }) });
+    let JobPhase::Stopping { why: StopReason::Restart { cause }, .. } = world.phase() else {
+        panic!("{:?}", world.phase())
+    };
+    assert!(matches!(cause, Cause::WorkerLost { .. }) && cause.is_external(), "{cause}");
+}

@@ -16,13 +16,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use trainctl_proto::v1::{DumpStacksRequest, Stacks, TrainerControl, rank_report::Report, trainer_control::Request};
+use trainctl_proto::v1::{
+    DumpStacksRequest, Stacks, ThreadStack, TrainerControl, rank_report::Report, trainer_control::Request,
+};
 
+use self::threads::Left;
 use self::walk::Walker;
 use super::link::Line;
 
 /// How long the trainer may take to answer: two seconds for its threads, and as many for the way.
 const ANSWER: Duration = Duration::from_secs(4);
+/// How long states may take, frames and their names, and files. With [`ANSWER`] less than the coordinator waits (15 s).
+const LOOKING: Duration = Duration::from_secs(1);
+const NAMING: Duration = Duration::from_secs(7);
+const WRITING: Duration = Duration::from_millis(2_500);
 /// Threads that are reported; the file has all.
 const REPORTED: usize = 8;
 /// Frames of a thread that are reported, innermost first.
@@ -48,29 +55,72 @@ pub(super) async fn dump(subject: Subject) -> Report {
             Stacks::default()
         }
     };
-    let named = tokio::task::spawn_blocking(move || complete(&subject, answered)).await;
-    Report::Stacks(named.unwrap_or_else(|error| {
-        tracing::error!(%error, "the stacks could not be read");
-        Stacks::default()
-    }))
+    let Stacks { threads, flight_record, .. } = answered;
+    let pid = subject.pid;
+    let seen = blocking(LOOKING, move || look(pid, threads)).await.unwrap_or_default();
+    let bare = seen.iter().map(|(thread, _)| thread.clone()).collect();
+    // The binaries may lie on the file system that is dead: then their states are all that is known.
+    let mut threads = blocking(NAMING, move || name(pid, seen)).await.unwrap_or(bare);
+    // The main thread runs the engine; what did not answer is next in interest.
+    threads.sort_by_key(|thread| (thread.tid != pid, thread.state.is_empty(), thread.tid));
+    let all = threads.clone();
+    let files = blocking(WRITING, move || keep(&subject, &all, &flight_record)).await.unwrap_or_default();
+    tracing::warn!(pid, threads = threads.len(), path = files.path, "stacks of the trainer's threads");
+    threads.truncate(REPORTED);
+    for thread in &mut threads {
+        thread.frames.truncate(REPORTED_FRAMES);
+        thread.addresses.clear();
+    }
+    Report::Stacks(Stacks { threads, ..files })
 }
 
-fn complete(subject: &Subject, answered: Stacks) -> Stacks {
-    let mut threads = if answered.threads.is_empty() { threads::all(subject.pid) } else { answered.threads };
+/// What `work` answers within `limit`; a thread that hangs in it is left behind.
+async fn blocking<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match tokio::time::timeout(limit, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(done)) => Some(done),
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the stacks could not be read");
+            None
+        }
+        Err(_) => {
+            tracing::error!(?limit, "reading or writing stacks takes too long: it is left out");
+            None
+        }
+    }
+}
+
+/// Every thread with its state, and where it left for the kernel, if it did not answer.
+fn look(pid: u32, answered: Vec<ThreadStack>) -> Vec<(ThreadStack, Option<Left>)> {
+    let threads = if answered.is_empty() { threads::all(pid) } else { answered };
+    let look = |thread: ThreadStack| {
+        if !thread.addresses.is_empty() {
+            return (thread, None);
+        }
+        let seen = threads::look(pid, thread.tid);
+        (ThreadStack { state: seen.text, ..thread }, seen.left)
+    };
+    threads.into_iter().map(look).collect()
+}
+
+/// Walks the stacks of those that did not answer, and names all frames.
+fn name(pid: u32, seen: Vec<(ThreadStack, Option<Left>)>) -> Vec<ThreadStack> {
     let mut walker = None;
-    for thread in threads.iter_mut().filter(|thread| thread.addresses.is_empty()) {
-        let seen = threads::look(subject.pid, thread.tid);
-        thread.state = seen.text;
-        let Some(left) = seen.left else { continue };
-        let walk = walker.get_or_insert_with(|| Walker::of(subject.pid)).walk(left);
+    let walked = |(mut thread, left): (ThreadStack, Option<Left>)| {
+        let Some(left) = left else { return thread };
+        let walk = walker.get_or_insert_with(|| Walker::of(pid)).walk(left);
         thread.addresses = walk.addresses;
         if let Some(first) = walk.guessed_from {
             thread.state.push_str(&format!(", frames from {first} on are guesses"));
         }
-    }
-    symbols::name(subject.pid, &mut threads);
-    // The main thread runs the engine; what did not answer is next in interest.
-    threads.sort_by_key(|thread| (thread.tid != subject.pid, thread.state.is_empty(), thread.tid));
+        thread
+    };
+    let mut threads: Vec<ThreadStack> = seen.into_iter().map(walked).collect();
+    symbols::name(pid, &mut threads);
+    threads
+}
+
+/// Writes the files beside the rank's log; the answer has their paths only.
+fn keep(subject: &Subject, threads: &[ThreadStack], flight_record: &str) -> Stacks {
     let kept = |written: io::Result<PathBuf>| match written {
         Ok(path) => relative(&path, &subject.run_dir),
         Err(error) => {
@@ -78,16 +128,10 @@ fn complete(subject: &Subject, answered: Stacks) -> Stacks {
             String::new()
         }
     };
-    let path = kept(file::write(&subject.log, &threads));
-    let record = Some(answered.flight_record).filter(|record| !record.is_empty());
-    let record = record.map(|record| kept(file::write_record(&subject.log, &record)));
-    tracing::warn!(pid = subject.pid, threads = threads.len(), path, "stacks of the trainer's threads");
-    threads.truncate(REPORTED);
-    for thread in &mut threads {
-        thread.frames.truncate(REPORTED_FRAMES);
-        thread.addresses.clear();
-    }
-    Stacks { threads, path, flight_record: String::new(), flight_record_path: record.unwrap_or_default() }
+    let path = kept(file::write(&subject.log, threads));
+    let record = Some(flight_record).filter(|record| !record.is_empty());
+    let flight_record_path = record.map(|record| kept(file::write_record(&subject.log, record)));
+    Stacks { path, flight_record_path: flight_record_path.unwrap_or_default(), ..Stacks::default() }
 }
 
 fn relative(path: &Path, run_dir: &Path) -> String {

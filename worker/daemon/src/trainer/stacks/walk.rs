@@ -21,6 +21,9 @@ use super::threads::Left;
 
 /// Frames of one thread.
 const DEPTH: usize = 64;
+/// In place of a frame register that is not known. 0 would be taken for the end of the stack; nothing is ever mapped here, so a
+/// frame that needs it fails.
+const UNKNOWN: u64 = 8;
 /// So many bytes of a stack are searched for one return address.
 const SEARCHED: usize = 64 << 10;
 
@@ -87,20 +90,19 @@ impl Walker {
             memory.read_exact_at(&mut bytes, address).map_err(drop)?;
             Ok(u64::from_le_bytes(bytes))
         };
-        let mut registers = UnwindRegsX86_64::new(left.pc, left.sp, 0);
+        let mut registers = UnwindRegsX86_64::new(left.pc, left.sp, UNKNOWN);
         let mut at = FrameAddress::from_instruction_pointer(left.pc);
         while walk.addresses.len() < DEPTH {
             self.frames.learn(&self.maps, at.address_for_lookup());
             let sp = registers.sp();
             let found = self.frames.unwinder.unwind_frame(at, &mut registers, &mut self.frames.cache, &mut word);
             let caller = match found {
-                // The first function of the thread.
-                Ok(None) => break,
                 Ok(Some(caller)) if holding(&self.maps, caller).is_some() => caller,
-                Ok(Some(_)) | Err(_) => {
+                // Also at the end, which may be one only for want of a register; behind the true one there is nothing to find.
+                _ => {
                     let Some((place, caller)) = search(memory, &self.maps, sp) else { break };
                     walk.guessed_from.get_or_insert(walk.addresses.len());
-                    registers = UnwindRegsX86_64::new(caller, place + 8, 0);
+                    registers = UnwindRegsX86_64::new(caller, place + 8, UNKNOWN);
                     caller
                 }
             };
@@ -185,7 +187,7 @@ impl Mapping {
         let file = File::open(&self.path).map_err(|error| error.to_string())?;
         let cache = ReadCache::new(file);
         let elf = ElfFile64::<object::Endianness, _>::parse(&cache).map_err(|error| error.to_string())?;
-        let holds = |range: (u64, u64)| (range.0..range.0 + range.1).contains(&self.offset);
+        let holds = |range: (u64, u64)| (range.0..range.0.saturating_add(range.1)).contains(&self.offset);
         let segment = elf.segments().find(|segment| segment.size() > 0 && holds(page_aligned(segment.file_range())));
         let segment = segment.ok_or("no segment of it is mapped there")?;
         let loaded_at = segment.address().wrapping_sub(segment.file_range().0).wrapping_add(self.offset);
