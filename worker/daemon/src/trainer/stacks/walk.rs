@@ -218,6 +218,8 @@ fn page_aligned((offset, size): (u64, u64)) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::hint::black_box;
+    use std::os::fd::BorrowedFd;
     use std::process::{Child, Command};
 
     use nix::sys::signal::{Signal, kill};
@@ -305,5 +307,75 @@ mod tests {
         assert!(stopped[0].contains("nanosleep") && is_whole(&stopped), "{stopped:?}");
         process.signal(Signal::SIGCONT);
         assert_eq!(process.main_thread("state S"), sleeping, "it sleeps on where it did");
+    }
+
+    /// Keeps its frame in rbp: the compiler realigns the stack for the buffer. The call into libc saves no rbp.
+    #[inline(never)]
+    fn keeps_its_frame_in_rbp(pipe: BorrowedFd<'_>) -> usize {
+        #[repr(align(64))]
+        struct Aligned([u8; 64]);
+        let mut buffer = Aligned([0; 64]);
+        let read = nix::unistd::read(pipe, &mut buffer.0).unwrap();
+        black_box(&buffer);
+        read
+    }
+
+    #[inline(never)]
+    fn calls_what_keeps_its_frame_in_rbp(pipe: BorrowedFd<'_>) -> usize {
+        black_box(keeps_its_frame_in_rbp(pipe)) + 1
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_frame_whose_register_is_not_seen_ends_no_stack() {
+        use std::os::fd::AsFd;
+
+        let (pipe, end) = nix::unistd::pipe().unwrap();
+        let (say, heard) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            say.send(nix::unistd::gettid().as_raw().cast_unsigned()).unwrap();
+            calls_what_keeps_its_frame_in_rbp(pipe.as_fd())
+        });
+        let tid = heard.recv().unwrap();
+        // Of the process that the tests run in: nothing is stopped for a walk.
+        let pid = std::process::id();
+        let left = loop {
+            let seen = threads::look(pid, tid);
+            if let Some(left) = seen.left.filter(|_| seen.text.contains("system call read of pipe")) {
+                break left;
+            }
+            std::thread::yield_now();
+        };
+        let walk = Walker::of(pid).walk(left);
+        let mut threads = [ThreadStack { addresses: walk.addresses, ..ThreadStack::default() }];
+        symbols::name(pid, &mut threads);
+        let frames = &threads[0].frames;
+        drop(end);
+        assert_eq!(waiting.join().unwrap(), 1, "it reads on as if nobody had looked");
+        assert!(frames.iter().any(|frame| frame.contains("calls_what_keeps_its_frame_in_rbp")), "{frames:#?}");
+        assert!(frames.iter().any(|frame| frame.contains("start_thread") || frame.contains("clone")), "{frames:#?}");
+    }
+
+    #[test]
+    fn a_process_that_is_killed_while_it_is_looked_at_gives_an_answer_and_its_exit_status() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        let left = loop {
+            if let Some(left) = threads::look(pid, pid).left {
+                break left;
+            }
+            std::thread::yield_now();
+        };
+        let mut early = Walker::of(pid);
+        kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
+        while !threads::look(pid, pid).text.starts_with("state Z") {
+            std::thread::yield_now();
+        }
+        assert_eq!(early.walk(left).addresses[0], left.pc);
+        assert_eq!(Walker::of(pid).walk(left).addresses, [left.pc]);
+        assert_eq!(threads::look(pid, pid).left, None);
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
     }
 }
