@@ -207,8 +207,10 @@ impl World {
         assert!(new.used <= old.used + 1, "J5: one failure was charged more than once");
     }
 
-    /// J6: nobody is said to have lost a trainer that lives and was always there.
+    /// J7: nothing hangs in this world, so a generation that stands still waits for a command that never came. J6: nobody is said
+    /// to have lost a trainer that lives and was always there.
     fn check_cause(&self, tag: crate::world::Tag, cause: &Cause) {
+        assert!(!matches!(cause, Cause::Hung { .. }), "J7: generation {} waits for what never comes: {cause}", tag.1);
         let Cause::WorkerLost { worker, rank: Some(rank), why: WhyLost::Restarted } = cause else { return };
         let Some(worker) = self.workers.iter().find(|known| known.id == *worker) else { return };
         let lives = worker.trainer.as_ref().is_some_and(|trainer| {
