@@ -107,11 +107,6 @@ BUGS = {
         "        self.pending.insert(seq);\n",
         "        if !PLANTED {\n            self.pending.insert(seq);\n        }\n",
     ),
-    "P6: a start that is taken back takes the blame": (
-        f"{CORE}/workers.rs",
-        "let is_taken_back = rank.is_unheard();",
-        "let is_taken_back = !PLANTED && rank.is_unheard();",
-    ),
     "a phase is not journaled before its effects": (
         f"{CORE}/mod.rs",
         "                    self.journal(id, out);\n                    self.publish(id, out);",

@@ -103,3 +103,17 @@ fn j5_a_start_that_a_worker_had_before_it_restarted_is_a_lost_worker_and_no_faul
     };
     assert!(matches!(cause, Cause::WorkerLost { .. }) && cause.is_external(), "{cause}");
 }
+
+#[test]
+fn p6_a_start_that_is_taken_back_is_nobodys_fault() {
+    let mut world = World::forming();
+    // Whether the start came is not known; the other rank gives up waiting for its peer.
+    world.handle(Event::Gone { session: 2 });
+    let code = Some(trainctl_spec::state::exit::code::PEER_LOST.into());
+    world.report(1, 0, Report::Exited(v1::TrainerExit { code, ..v1::TrainerExit::default() }));
+    assert!(matches!(world.phase(), JobPhase::Stopping { .. }), "{:?}", world.phase());
+    world.join(3, "w1", None);
+    let lost = world.events("generation_lost");
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    assert!(!lost[0].to_string().contains("w1"), "{}", lost[0]);
+}
