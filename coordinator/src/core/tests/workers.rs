@@ -109,7 +109,7 @@ fn p6_a_start_that_is_taken_back_is_nobodys_fault() {
     let mut world = World::forming();
     // Whether the start came is not known; the other rank gives up waiting for its peer.
     world.handle(Event::Gone { session: 2 });
-    let code = Some(trainctl_spec::state::exit::code::PEER_LOST.into());
+    let code = Some(trainctl_spec::state::exit::code::PEER_LOST);
     world.report(1, 0, Report::Exited(v1::TrainerExit { code, ..v1::TrainerExit::default() }));
     assert!(matches!(world.phase(), JobPhase::Stopping { .. }), "{:?}", world.phase());
     world.join(3, "w1", None);
